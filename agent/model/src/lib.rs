@@ -1,0 +1,15 @@
+//! Owns what a node is at one moment: identities, samples, ledgers, and how two samples become a view.
+//! Refuses IO, clocks and logging: every function is its arguments.
+
+pub mod device;
+pub mod error;
+pub mod ids;
+pub mod sample;
+pub mod tenant;
+pub mod view;
+
+pub use cotenant_abi::{Loss, MemoryKind, Note, Operation};
+pub use device::{Absence, DeviceSample, GpuProcess, GpuSample, Reading};
+pub use error::CudaError;
+pub use ids::{GpuId, ProcessId};
+pub use tenant::{Tenant, TenantKind};

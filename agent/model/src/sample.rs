@@ -1,0 +1,150 @@
+//! Owns what the kernel side reported at one moment, by process.
+//! Refuses tenants and names: those come from the host and meet the sample in `view`.
+
+use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, ProcessId};
+
+/// Where a row's memory is, as far as the kernel side could tell.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GpuRef {
+    Known(GpuId),
+    /// Host memory: no GPU.
+    Host,
+    Unknown,
+}
+
+/// Whether a process's ledger can be trusted to the byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Confidence {
+    /// Every call since `cuInit` was seen.
+    Complete,
+    /// The process ran before the probes: what it held then is unknown.
+    JoinedLate,
+    /// Something of this process was lost (a full map).
+    EventsLost,
+}
+
+impl Confidence {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::JoinedLate => "joined_late",
+            Self::EventsLost => "events_lost",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Exit,
+    Exec,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessSample {
+    pub id: ProcessId,
+    pub tgid: u32,
+    pub uid: u32,
+    pub cgroup_id: u64,
+    pub comm: String,
+    /// Monotonic ns.
+    pub first_seen: u64,
+    pub ended: Option<End>,
+    pub confidence: Confidence,
+    pub ledger: Vec<LedgerRow>,
+    pub calls: Vec<CallRow>,
+    pub failures: Vec<FailureRow>,
+    pub latency: Vec<LatencyRow>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LedgerRow {
+    pub gpu: GpuRef,
+    pub kind: MemoryKind,
+    pub live: u64,
+    pub peak: u64,
+    pub allocated: u64,
+    pub freed: u64,
+    pub allocations: u64,
+    pub frees: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallRow {
+    pub gpu: GpuRef,
+    pub operation: Operation,
+    pub calls: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailureRow {
+    pub gpu: GpuRef,
+    pub operation: Operation,
+    pub error: CudaError,
+    pub count: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LatencyRow {
+    pub operation: Operation,
+    pub histogram: Histogram,
+}
+
+/// Durations in power-of-two buckets, as the kernel keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Histogram {
+    pub count: u64,
+    pub sum_ns: u64,
+    pub buckets: [u64; cotenant_abi::LATENCY_BUCKETS],
+}
+
+impl Histogram {
+    /// The upper bound of bucket `index` in seconds; the last bucket is open.
+    pub fn upper_seconds(index: usize) -> f64 {
+        if index + 1 >= cotenant_abi::LATENCY_BUCKETS {
+            return f64::INFINITY;
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "an index below LATENCY_BUCKETS")]
+        let exponent = index as u32 + cotenant_abi::LATENCY_SHIFT;
+        (1u64 << exponent) as f64 / 1e9
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.sum_ns += other.sum_ns;
+        for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets) {
+            *mine += theirs;
+        }
+    }
+}
+
+/// Everything the kernel side reported in one read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelSample {
+    pub processes: Vec<ProcessSample>,
+    /// Cumulative since start, every reason present.
+    pub losses: Vec<(Loss, u64)>,
+    pub notes: Vec<(Note, u64)>,
+    pub maps: Vec<MapFill>,
+    pub libraries: Vec<LibraryState>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapFill {
+    pub name: &'static str,
+    pub entries: u64,
+    pub capacity: u64,
+}
+
+/// One libcuda file under observation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LibraryState {
+    pub path: String,
+    pub device: u64,
+    pub inode: u64,
+    pub attached: u32,
+    pub missing: u32,
+    pub failed: u32,
+    pub processes: u32,
+    /// Why nothing is attached, if so.
+    pub refused: Option<String>,
+}

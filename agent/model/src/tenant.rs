@@ -1,0 +1,75 @@
+//! Owns who a process belongs to, as a name that a person on call recognises.
+//! Refuses to guess: what is not recognised is `unknown` with a reason, never somebody else.
+
+use std::fmt;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TenantKind {
+    Pod,
+    Docker,
+    Podman,
+    Containerd,
+    Crio,
+    Ecs,
+    Lxc,
+    Systemd,
+    Slurm,
+    User,
+    System,
+    /// Tenants past the cap, folded together.
+    Other,
+    Unknown,
+}
+
+impl TenantKind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+            Self::Containerd => "containerd",
+            Self::Crio => "crio",
+            Self::Ecs => "ecs",
+            Self::Lxc => "lxc",
+            Self::Systemd => "systemd",
+            Self::Slurm => "slurm",
+            Self::User => "user",
+            Self::System => "system",
+            Self::Other => "other",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The tenant label set. Equal values are the same tenant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tenant {
+    /// `pod:<namespace>/<pod>`, `docker:<name>`, `systemd:<unit>`, `user:<name>`, `system:<what>`, `other`…
+    pub name: String,
+    pub kind: TenantKind,
+    pub namespace: Option<String>,
+    pub pod: Option<String>,
+    pub container: Option<String>,
+}
+
+impl Tenant {
+    /// A tenant without Kubernetes labels.
+    pub fn plain(kind: TenantKind, name: &str) -> Self {
+        let name = match kind {
+            TenantKind::Other => "other".to_owned(),
+            _ => format!("{}:{name}", kind.as_str()),
+        };
+        Self { name, kind, namespace: None, pod: None, container: None }
+    }
+
+    /// Where the tenants past the cap go.
+    pub fn other() -> Self {
+        Self::plain(TenantKind::Other, "")
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.name)
+    }
+}

@@ -1,0 +1,128 @@
+//! Owns the node as published: GPUs, tenants and the agent's own state, ready for any exporter.
+//! Refuses spelling: names, units and label syntax are the exporters' business.
+
+use std::collections::BTreeMap;
+
+use crate::device::{Absence, CallCost, GpuSample, LibraryFacts, Reading};
+use crate::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
+use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant};
+
+/// One node at one moment. Rebuilt every tick, immutable afterwards.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Seconds since the Unix epoch at which the kernel side was read.
+    pub taken_unix: f64,
+    /// Seconds since the Unix epoch at which the agent started: start of every counter.
+    pub started_unix: f64,
+    pub gpus: Vec<GpuView>,
+    pub tenants: Vec<TenantView>,
+    pub agent: AgentView,
+}
+
+#[derive(Clone, Debug)]
+pub struct GpuView {
+    pub sample: GpuSample,
+    /// Seconds since this GPU's figures were read.
+    pub age_seconds: f64,
+    /// Memory the driver keeps for itself.
+    pub reserved: Reading<u64>,
+    /// `used − Σ process`: bytes that no listed process accounts for. R2 holds with this figure.
+    pub unattributed: Reading<u64>,
+    /// Why `unattributed` is not zero, when that is known.
+    pub unattributed_reason: Option<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TenantView {
+    pub tenant: Tenant,
+    pub processes: u32,
+    pub confidence: Confidence,
+    pub memory: BTreeMap<(GpuRef, MemoryKind), MemoryTotals>,
+    /// NVML's bytes for the tenant's processes, by GPU.
+    pub process_bytes: BTreeMap<GpuId, Reading<u64>>,
+    /// NVML minus ledger, by GPU, in its parts.
+    pub residual: BTreeMap<GpuId, Residual>,
+    pub utilization: BTreeMap<GpuId, f64>,
+    pub operations: BTreeMap<(GpuRef, Operation), u64>,
+    pub failures: BTreeMap<(GpuRef, Operation, CudaError), u64>,
+    pub latency: BTreeMap<Operation, Histogram>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryTotals {
+    pub live: u64,
+    pub peak: u64,
+    pub allocated: u64,
+    pub freed: u64,
+    pub allocations: u64,
+    pub frees: u64,
+}
+
+/// What NVML sees of a tenant beyond its ledger. Signed: drift can go either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Residual {
+    /// Contexts, modules and allocator rounding of processes whose ledger is complete.
+    pub context: i64,
+    /// What processes held before the probes came.
+    pub baseline: i64,
+    /// What is left: ledger above NVML, or lost events.
+    pub drift: i64,
+}
+
+#[derive(Clone, Debug)]
+pub struct AgentView {
+    pub version: &'static str,
+    pub losses: Vec<(Loss, u64)>,
+    pub notes: Vec<(Note, u64)>,
+    pub maps: Vec<MapFill>,
+    pub libraries: Vec<LibraryState>,
+    pub features: Vec<Feature>,
+    pub nvml: Reading<LibraryFacts>,
+    pub nvml_age_seconds: Option<f64>,
+    pub nvml_calls: Vec<CallCost>,
+    /// Failed NVML readings of the last poll, by reason.
+    pub nvml_absences: BTreeMap<(&'static str, Absence), u64>,
+    pub cpu_seconds: f64,
+    pub resident_bytes: u64,
+    pub tick_seconds: f64,
+    pub tenants_folded: u64,
+    /// Calibrated cost of one probe hit, in seconds, when it was measured.
+    pub probe_cost_seconds: Option<f64>,
+}
+
+/// A capability of this host: the four words are not the same thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FeatureState {
+    Active,
+    /// Works, with something missing that the reason names.
+    Degraded,
+    /// This host cannot do it.
+    Unsupported,
+    /// It should work here and does not.
+    Broken,
+    /// Switched off by configuration.
+    Disabled,
+}
+
+impl FeatureState {
+    pub const ALL: &'static [Self] =
+        &[Self::Active, Self::Degraded, Self::Unsupported, Self::Broken, Self::Disabled];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Degraded => "degraded",
+            Self::Unsupported => "unsupported",
+            Self::Broken => "broken",
+            Self::Disabled => "disabled",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Feature {
+    pub name: &'static str,
+    pub state: FeatureState,
+    /// In plain words, with what to do. Shown on `/status`, not a label.
+    pub reason: String,
+}

@@ -1,0 +1,325 @@
+//! Owns the layouts of map keys, map values and ring events, and the reasons for which something is lost.
+//! Refuses padding: every byte has a name, so that keys compare and the agent reads no junk.
+
+/// Traced calls that may be nested in one thread. Deeper ones are counted as lost.
+pub const MAX_DEPTH: usize = 4;
+/// Contexts kept on one thread's stack of current contexts.
+pub const MAX_CONTEXTS: usize = 4;
+/// GPUs that the kernel side can tell apart on one node (MIG instances included).
+pub const MAX_GPUS: u32 = 64;
+/// Latency buckets: bucket `i` holds durations below `2^(i + LATENCY_SHIFT)` ns; the last one is open.
+pub const LATENCY_BUCKETS: usize = 27;
+/// The first bucket ends at 2^8 ns = 256 ns, the last closed one at 2^33 ns = 8.6 s.
+pub const LATENCY_SHIFT: u32 = 8;
+/// Mappings that one `cuMemUnmap` may span; the rest is counted as lost.
+pub const MAX_UNMAP_SPAN: usize = 64;
+
+/// The GPU of a ledger row: a known index, an ordinal of that process, or nothing.
+pub const GPU_UNKNOWN: u8 = 0xff;
+/// Set when the low bits are a CUDA ordinal of that process, to be resolved by the agent.
+pub const GPU_ORDINAL: u8 = 0x80;
+
+/// Why something was not booked. Index of the per-CPU `LOSSES` array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Loss {
+    ThreadMapFull = 0,
+    ProcessMapFull = 1,
+    PointerMapFull = 2,
+    HandleMapFull = 3,
+    MappingMapFull = 4,
+    ContextMapFull = 5,
+    LedgerMapFull = 6,
+    CallMapFull = 7,
+    LatencyMapFull = 8,
+    FailureMapFull = 9,
+    RingFull = 10,
+    NestedTooDeep = 11,
+    ReturnWithoutEntry = 12,
+    EntryWithoutReturn = 13,
+    ReadUser = 14,
+    ReadKernel = 15,
+    PeakContended = 16,
+    UnmapTruncated = 17,
+    GpuTableFull = 18,
+}
+
+impl Loss {
+    pub const COUNT: u32 = 19;
+    pub const ALL: &'static [Self] = &[
+        Self::ThreadMapFull,
+        Self::ProcessMapFull,
+        Self::PointerMapFull,
+        Self::HandleMapFull,
+        Self::MappingMapFull,
+        Self::ContextMapFull,
+        Self::LedgerMapFull,
+        Self::CallMapFull,
+        Self::LatencyMapFull,
+        Self::FailureMapFull,
+        Self::RingFull,
+        Self::NestedTooDeep,
+        Self::ReturnWithoutEntry,
+        Self::EntryWithoutReturn,
+        Self::ReadUser,
+        Self::ReadKernel,
+        Self::PeakContended,
+        Self::UnmapTruncated,
+        Self::GpuTableFull,
+    ];
+
+    /// The bounded reason, as published.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ThreadMapFull => "thread_map_full",
+            Self::ProcessMapFull => "process_map_full",
+            Self::PointerMapFull => "pointer_map_full",
+            Self::HandleMapFull => "handle_map_full",
+            Self::MappingMapFull => "mapping_map_full",
+            Self::ContextMapFull => "context_map_full",
+            Self::LedgerMapFull => "ledger_map_full",
+            Self::CallMapFull => "call_map_full",
+            Self::LatencyMapFull => "latency_map_full",
+            Self::FailureMapFull => "failure_map_full",
+            Self::RingFull => "ring_full",
+            Self::NestedTooDeep => "nested_too_deep",
+            Self::ReturnWithoutEntry => "return_without_entry",
+            Self::EntryWithoutReturn => "entry_without_return",
+            Self::ReadUser => "read_user_failed",
+            Self::ReadKernel => "read_kernel_failed",
+            Self::PeakContended => "peak_contended",
+            Self::UnmapTruncated => "unmap_truncated",
+            Self::GpuTableFull => "gpu_table_full",
+        }
+    }
+}
+
+/// Facts about the workload, not losses: index of the per-CPU `NOTES` array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Note {
+    /// A successful free of a pointer the ledger does not know (allocated before the agent came).
+    UnmatchedFree = 0,
+    /// An allocation returned a pointer that was still live: its free was not seen.
+    ReplacedPointer = 1,
+    /// The driver call ran inside another traced call that booked the same pointer.
+    NestedDuplicate = 2,
+    /// The same code was attached through two files that share one inode underneath.
+    DuplicateAttachment = 3,
+    /// The kernel boundary and the current context named different GPUs.
+    GpuDisagreement = 4,
+    /// A GPU UUID seen at the kernel boundary that NVML does not list.
+    ForeignUuid = 5,
+    /// Probe entries seen; with the calibrated trap cost, the agent's cost to its tenants.
+    ProbeHits = 6,
+    /// UVM ioctls read at the kernel boundary.
+    BoundaryHits = 7,
+}
+
+impl Note {
+    pub const COUNT: u32 = 8;
+    pub const ALL: &'static [Self] = &[
+        Self::UnmatchedFree,
+        Self::ReplacedPointer,
+        Self::NestedDuplicate,
+        Self::DuplicateAttachment,
+        Self::GpuDisagreement,
+        Self::ForeignUuid,
+        Self::ProbeHits,
+        Self::BoundaryHits,
+    ];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::UnmatchedFree => "unmatched_free",
+            Self::ReplacedPointer => "replaced_pointer",
+            Self::NestedDuplicate => "nested_duplicate",
+            Self::DuplicateAttachment => "duplicate_attachment",
+            Self::GpuDisagreement => "gpu_disagreement",
+            Self::ForeignUuid => "foreign_uuid",
+            Self::ProbeHits => "probe_hits",
+            Self::BoundaryHits => "boundary_hits",
+        }
+    }
+}
+
+macro_rules! record {
+    ($(#[$doc:meta])* $name:ident[$size:literal] { $($(#[$fdoc:meta])* $field:ident: $ty:ty),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(C)]
+        pub struct $name { $($(#[$fdoc])* pub $field: $ty),+ }
+        const _: () = assert!(core::mem::size_of::<$name>() == $size);
+    };
+}
+
+record! {
+    /// One process that has called the driver. Key of `PROCESSES`: its id.
+    Process[64] {
+        /// Boot-clock-free monotonic ns of the first traced call.
+        first_seen: u64,
+        /// Monotonic ns at which the last thread died or the program was replaced; 0 while alive.
+        ended: u64,
+        cgroup_id: u64,
+        /// The only context this process has created, 0 if none; used when a thread's own is unknown.
+        sole_context: u64,
+        tgid: u32,
+        uid: u32,
+        /// The first operation seen: `cuInit` means that nothing was missed before.
+        first_operation: u8,
+        /// See [`END_EXIT`] and [`END_EXEC`].
+        end_reason: u8,
+        /// More than one context was created, so `sole_context` says nothing.
+        many_contexts: u8,
+        pad: u8,
+        /// Bytes of successful allocations that found no room in the pointer map.
+        lost_pointers: u32,
+        comm: [u8; 16],
+    }
+}
+
+pub const END_EXIT: u8 = 1;
+pub const END_EXEC: u8 = 2;
+
+record! {
+    /// A live pointer or array handle. Key: [`PointerKey`].
+    Pointer[32] {
+        bytes: u64,
+        booked_at: u64,
+        context: u64,
+        gpu: u8,
+        kind: u8,
+        pad: [u8; 6],
+    }
+}
+
+record! { PointerKey[16] { process: u64, address: u64 } }
+
+record! {
+    /// Physical memory made by `cuMemCreate` or imported. Key: [`PointerKey`] with the physical id as address.
+    Physical[24] {
+        bytes: u64,
+        /// Handles that name it (create, retain, import) plus mappings that hold it.
+        references: u64,
+        gpu: u8,
+        kind: u8,
+        pad: [u8; 6],
+    }
+}
+
+record! { Mapping[16] { bytes: u64, physical: u64 } }
+
+record! {
+    /// Key: [`PointerKey`] with the context handle as address.
+    Context[24] {
+        /// Unique id: a handle value may come back after destruction.
+        id: u64,
+        references: u64,
+        ordinal: u32,
+        gpu: u8,
+        pad: [u8; 3],
+    }
+}
+
+record! { OrdinalKey[16] { process: u64, ordinal: u64 } }
+
+record! { LedgerKey[16] { process: u64, gpu: u8, kind: u8, pad: [u8; 6] } }
+
+record! {
+    /// Bytes of one kind on one GPU of one process.
+    Ledger[48] {
+        live: i64,
+        peak: i64,
+        allocated: u64,
+        freed: u64,
+        allocations: u64,
+        frees: u64,
+    }
+}
+
+record! { ContextLedgerKey[24] { process: u64, context: u64, gpu: u8, kind: u8, pad: [u8; 6] } }
+record! { ContextLedger[16] { live: i64, count: i64 } }
+
+record! { CallKey[16] { process: u64, operation: u8, gpu: u8, pad: [u8; 6] } }
+record! { FailureKey[16] { process: u64, operation: u8, gpu: u8, pad: [u8; 2], code: u32 } }
+
+record! {
+    Latency[232] {
+        count: u64,
+        sum: u64,
+        buckets: [u64; LATENCY_BUCKETS],
+    }
+}
+
+record! {
+    /// One traced call in flight.
+    Frame[112] {
+        cookie: u64,
+        start: u64,
+        stack: u64,
+        arguments: [u64; 6],
+        /// The entry taken out of the pointer map while a free is in flight.
+        stash: Pointer,
+        /// 1 when `stash` holds an entry.
+        stashed: u8,
+        /// The GPU named at the kernel boundary during this call.
+        gpu: u8,
+        pad: [u8; 2],
+        /// MiB mapped at the kernel boundary during this call.
+        mapped_mib: u32,
+    }
+}
+
+record! {
+    /// What one thread is doing. Key of `THREADS`: its id in the initial PID namespace.
+    Thread[504] {
+        process: u64,
+        depth: u32,
+        contexts_depth: u32,
+        contexts: [u64; MAX_CONTEXTS],
+        /// Bytes mapped at the kernel boundary in the outermost call in flight.
+        mapped: u64,
+        frames: [Frame; MAX_DEPTH],
+    }
+}
+
+/// Ring event: first word of each record.
+pub const EVENT_PROCESS_SEEN: u32 = 1;
+pub const EVENT_PROCESS_ENDED: u32 = 2;
+pub const EVENT_DUPLICATE_LIBRARY: u32 = 3;
+
+record! {
+    Event[40] {
+        tag: u32,
+        tgid: u32,
+        process: u64,
+        at: u64,
+        cgroup_id: u64,
+        /// For [`EVENT_DUPLICATE_LIBRARY`]: the library that may go, and the one that stays.
+        first: u32,
+        second: u32,
+    }
+}
+
+/// Offsets and switches found by the agent on this host, the only entry of `SETTINGS`.
+pub const EXIT_BY_FIELD: u8 = 1;
+pub const EXIT_BY_SIGNAL_LIVE: u8 = 2;
+pub const EXIT_BY_LEADER: u8 = 3;
+
+record! {
+    Settings[24] {
+        /// The agent's own process: its calls into the driver are not traced.
+        own_tgid: u32,
+        /// How the last thread's death is told: one of `EXIT_BY_*`.
+        exit_rule: u8,
+        /// True when a UUID that is not in `GPUS` is not to be added.
+        uuids_closed: u8,
+        pad: [u8; 2],
+        /// Offset of `group_dead` in `sched_process_exit`, when the kernel has it (6.16 and later).
+        group_dead_offset: u32,
+        /// Offsets of `task_struct.signal` and `signal_struct.live`, from BTF.
+        signal_offset: u32,
+        live_offset: u32,
+        pad2: u32,
+    }
+}
