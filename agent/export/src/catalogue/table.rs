@@ -1,0 +1,213 @@
+//! Owns the rows of the catalogue, sorted by Prometheus name: the order in which families are published.
+//! Refuses metrics of capabilities that are not built (waits, blame, kills, risk); they are declared with their code.
+//!
+//! In bounds, T is tenants (the cap, plus `other`) and G is GPUs and MIG instances (64 at most).
+
+use super::Stability::{Development, Stable};
+use super::attributes::{
+    ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
+    ECC_ERROR, FEATURE, FEATURE_STATE, FUNCTION, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_NAME, HW_PARENT,
+    HW_SENSOR_LOCATION, HW_TYPE, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND,
+    NAMESPACE, NOTE, OPERATION, PART, POD, READING, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON,
+    VERSION,
+};
+use super::{Attribute, Kind, Metric, Stability, Unit};
+
+/// Declares the ids and the table together, so that an id is its place in the table.
+macro_rules! catalogue {
+    ($($id:ident: $kind:ident $stability:ident $unit:expr, $otel:literal, $prometheus:literal,
+       [$($attribute:expr),*], $bound:literal, $help:literal;)+) => {
+        /// A metric's place in [`METRICS`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Id { $($id),+ }
+
+        impl Id {
+            pub fn metric(self) -> &'static Metric {
+                &METRICS[self as usize]
+            }
+        }
+
+        /// Every metric that this agent can publish.
+        pub static METRICS: &[Metric] = &[$(Metric {
+            id: Id::$id,
+            otel: $otel,
+            prometheus: $prometheus,
+            unit: $unit,
+            kind: Kind::$kind,
+            help: $help,
+            attributes: { const ATTRIBUTES: &[Attribute] = &[$($attribute),*]; ATTRIBUTES },
+            bound: $bound,
+            stability: { const STABILITY: Stability = $stability; STABILITY },
+        }),+];
+    };
+}
+
+catalogue! {
+    AgentBuild: Info Development Unit::STATE, "cotenant.agent.build", "cotenant_agent_build_info", [VERSION], "1",
+        "Version of this agent. Exact.";
+    AgentCpu: Counter Development Unit::SECONDS, "cotenant.agent.cpu", "cotenant_agent_cpu_seconds_total", [], "1",
+        "CPU time of the agent itself in seconds, user and system, from the kernel. Exact to a clock tick. Probe traps \
+         are charged to the traced process and are not in here.";
+    AgentFeature: Gauge Development Unit::STATE, "cotenant.agent.feature.state", "cotenant_agent_feature_state",
+        [FEATURE, FEATURE_STATE], "features x 5",
+        "1 for the state that a capability of this agent is in on this host, 0 for the others. The reason is on /status.";
+    AgentLosses: Counter Development Unit::count("{event}"), "cotenant.agent.losses", "cotenant_agent_losses_total",
+        [LOSS_REASON], "19",
+        "Events that the kernel side could not book, counted there. Anything above zero means that figures of the \
+         tenants concerned are too low; their confidence says so.";
+    AgentMapCapacity: Gauge Development Unit::count("{entry}"), "cotenant.agent.map.capacity",
+        "cotenant_agent_map_capacity", [MAP], "maps",
+        "Entries that a BPF map can hold, as configured. Exact.";
+    AgentMapEntries: Gauge Development Unit::count("{entry}"), "cotenant.agent.map.entries",
+        "cotenant_agent_map_entries", [MAP], "maps",
+        "Entries in a BPF map at the last read. Counted while the map moves, so off by what changed during the read.";
+    AgentNotes: Counter Development Unit::count("{event}"), "cotenant.agent.notes", "cotenant_agent_notes_total",
+        [NOTE], "8",
+        "Facts about the workload counted in the kernel, none of them a loss. probe_hits times \
+         cotenant_agent_probe_cost_seconds is the time that the probes cost all tenants.";
+    NvmlAbsences: Gauge Development Unit::count("{reading}"), "cotenant.agent.nvml.absences",
+        "cotenant_agent_nvml_absences", [READING, ABSENCE_REASON], "readings x 13",
+        "Readings that the last NVML poll did not get, over all GPUs and processes. Not there when none is missing.";
+    NvmlAge: Gauge Development Unit::SECONDS, "cotenant.agent.nvml.age", "cotenant_agent_nvml_age_seconds", [], "1",
+        "Age in seconds of the last finished NVML poll when this page was made. Not there before the first one.";
+    NvmlDuration: Histogram Development Unit::SECONDS, "cotenant.agent.nvml.call.duration",
+        "cotenant_agent_nvml_call_duration_seconds", [FUNCTION], "functions x 9",
+        "Duration in seconds of the agent's own NVML calls, by wall clock around the call. NVML takes the driver's \
+         locks: a slow call here is contention that the agent takes part in.";
+    NvmlErrors: Counter Development Unit::count("{call}"), "cotenant.agent.nvml.call.errors",
+        "cotenant_agent_nvml_call_errors_total", [FUNCTION], "functions",
+        "NVML calls that returned an error, not-supported included. Exact.";
+    NvmlTimeouts: Counter Development Unit::count("{call}"), "cotenant.agent.nvml.call.timeouts",
+        "cotenant_agent_nvml_call_timeouts_total", [FUNCTION], "functions",
+        "NVML calls that were given up at their deadline. Exact.";
+    NvmlSuccess: Gauge Development Unit::STATE, "cotenant.agent.nvml.last_collect_success",
+        "cotenant_agent_nvml_last_collect_success", [], "1",
+        "1 when the last NVML poll got every figure that this host has, 0 when NVML does not answer or a figure failed. \
+         With 0, missing series mean unknown, not idle. Figures that the hardware does not have do not count.";
+    ProbeCost: Gauge Development Unit::SECONDS, "cotenant.agent.probe.cost", "cotenant_agent_probe_cost_seconds",
+        [], "1",
+        "Time in seconds that one probe hit adds to the traced call, calibrated on this host. An estimate, good to some \
+         tens of percent. Not there when it was not measured.";
+    ProbeLibraries: Gauge Development Unit::count("{library}"), "cotenant.agent.probe.libraries",
+        "cotenant_agent_probe_libraries", [LIBRARY_STATE], "3",
+        "libcuda files under observation, by how far the probes are attached. Exact at the last scan.";
+    ProbeSymbols: Gauge Development Unit::count("{symbol}"), "cotenant.agent.probe.symbols",
+        "cotenant_agent_probe_symbols", [SYMBOL_STATE], "3",
+        "Probed symbols over all libcuda files, by state. A missing symbol is one that this driver does not have. Exact.";
+    AgentResident: Gauge Development Unit::BYTES, "cotenant.agent.resident_memory",
+        "cotenant_agent_resident_memory_bytes", [], "1",
+        "Resident memory of the agent in bytes, from the kernel. BPF maps are not in it.";
+    AgentTenantsFolded: Counter Development Unit::count("{tenant}"), "cotenant.agent.tenants_folded",
+        "cotenant_agent_tenants_folded_total", [], "1",
+        "Tenants that came past the cap and were folded into the tenant other, counted when they come. A tenant that \
+         leaves and returns counts again.";
+    AgentTick: Gauge Development Unit::SECONDS, "cotenant.agent.tick.duration",
+        "cotenant_agent_tick_duration_seconds", [], "1",
+        "Duration in seconds of the agent's last tick, from reading the kernel to the finished view.";
+    ClocksEvent: Gauge Development Unit::STATE, "cotenant.gpu.clocks_event.active",
+        "cotenant_gpu_clocks_event_active", [HW_ID, THROTTLE_REASON], "G x 10",
+        "1 while NVML names this reason for the GPU's clock (throttling), 0 while it does not. A sample at the poll: \
+         shorter events are missed.";
+    GpuInfo: Info Development Unit::STATE, "cotenant.gpu", "cotenant_gpu_info",
+        [HW_ID, HW_TYPE, HW_NAME, HW_PARENT, HW_DRIVER_VERSION], "G",
+        "What a GPU or MIG instance is, from NVML. Join on hw_id.";
+    MemoryAllocated: Counter Stable Unit::BYTES, "cotenant.gpu.memory.allocated",
+        "cotenant_gpu_memory_allocated_bytes_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, MEMORY_KIND], "T x (G + 2) x 8",
+        "Bytes that a tenant's successful driver calls allocated since the agent came, from the probes. Exact while \
+         confidence is complete. Allocator caches of frameworks hide churn above the driver.";
+    MemoryBandwidth: Gauge Development Unit::RATIO, "cotenant.gpu.memory.bandwidth.utilization",
+        "cotenant_gpu_memory_bandwidth_utilization_ratio", [HW_ID], "G",
+        "Share of NVML's last sample period (up to 1 s) in which GPU memory was read or written, 0 to 1. Time, not bytes.";
+    MemoryConfidence: Gauge Development Unit::STATE, "cotenant.gpu.memory.confidence",
+        "cotenant_gpu_memory_confidence", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, CONFIDENCE], "T x 3",
+        "1 for the word that says how far a tenant's ledger can be trusted, 0 for the others. The worst of its processes.";
+    MemoryFailures: Counter Stable Unit::count("{call}"), "cotenant.gpu.memory.failures",
+        "cotenant_gpu_memory_failures_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, OPERATION, CUDA_ERROR],
+        "T x (G + 2) x 45 x 27",
+        "Driver calls of a tenant that returned an error, by the error's name in cuda.h, from the probes. \
+         CUDA_ERROR_DEINITIALIZED, which every exit returns, is not counted. A GPU that the call did not name is unknown.";
+    MemoryFreed: Counter Stable Unit::BYTES, "cotenant.gpu.memory.freed", "cotenant_gpu_memory_freed_bytes_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, MEMORY_KIND], "T x (G + 2) x 8",
+        "Bytes that a tenant freed since the agent came, by call, context end or process exit, from the probes. Bytes \
+         allocated before the agent came are not in it.";
+    MemoryLive: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.live", "cotenant_gpu_memory_live_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, MEMORY_KIND], "T x (G + 2) x 8",
+        "Bytes that a tenant holds now by its driver calls, from the probes. Without contexts and modules, see \
+         cotenant_gpu_memory_residual_bytes. Kind managed is virtual; kind imported belongs to the exporter.";
+    MemoryPeak: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.live_peak",
+        "cotenant_gpu_memory_live_peak_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, MEMORY_KIND], "T x (G + 2) x 8",
+        "Highest live bytes since the agent came, kept in the kernel per process and added up, so an upper bound for a \
+         tenant of several processes.";
+    OperationDuration: Histogram Stable Unit::SECONDS, "cotenant.gpu.memory.operation.duration",
+        "cotenant_gpu_memory_operation_duration_seconds",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, OPERATION], "T x 45 x 29",
+        "Duration in seconds of a tenant's driver calls from entry to return, by the kernel's clock, probe cost included. \
+         Bounds are powers of two in nanoseconds, so a quantile is good to a factor of two.";
+    Operations: Counter Stable Unit::count("{call}"), "cotenant.gpu.memory.operations",
+        "cotenant_gpu_memory_operations_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, OPERATION], "T x (G + 2) x 45",
+        "Driver calls of a tenant by CUDA function, failed ones included, from the probes. Lost events are missing and \
+         counted in cotenant_agent_losses_total.";
+    MemoryProcess: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.process",
+        "cotenant_gpu_memory_process_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Bytes that NVML lists for a tenant's processes, contexts and modules included. Not there when NVML does not say \
+         it for one of them. Managed memory is mostly not in it.";
+    MemoryReserved: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.reserved",
+        "cotenant_gpu_memory_reserved_bytes", [HW_ID], "G",
+        "Bytes that driver and firmware keep for themselves, from NVML. Not there when the driver does not tell; it is \
+         then part of the unattributed bytes.";
+    MemoryResidual: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.residual",
+        "cotenant_gpu_memory_residual_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, PART],
+        "T x G x 3",
+        "NVML's process bytes minus the ledger's device bytes of a tenant, in parts that add up to it. Signed: drift below \
+         zero is a ledger above NVML. The two are read at different moments.";
+    MemoryUnattributed: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.unattributed",
+        "cotenant_gpu_memory_unattributed_bytes", [HW_ID], "G",
+        "Used bytes of a GPU that no listed process accounts for, from NVML: managed pages, processes that NVML hides. \
+         Process bytes + unattributed + reserved = hw_gpu_memory_usage_bytes.";
+    MigEnabled: Gauge Development Unit::STATE, "cotenant.gpu.mig.enabled", "cotenant_gpu_mig_enabled", [HW_ID], "G",
+        "1 when the GPU is in MIG mode, 0 when not, from NVML. Exact at the poll.";
+    PcieThroughput: Gauge Development Unit::BYTES_PER_SECOND, "cotenant.gpu.pcie.throughput",
+        "cotenant_gpu_pcie_throughput_bytes_per_second", [HW_ID, IO_DIRECTION], "G x 2",
+        "PCIe throughput of the GPU in bytes per second, which NVML measures over 20 ms. A sample, not an average: do not \
+         integrate it. (hw.gpu.io would be a byte counter, which NVML does not have.)";
+    ReadingAbsent: Gauge Development Unit::STATE, "cotenant.gpu.reading.absent", "cotenant_gpu_reading_absent",
+        [ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, NAMESPACE, POD, CONTAINER, READING, ABSENCE_REASON],
+        "G x 20 + T x G",
+        "1 for a figure that is not published now, and why. Absent is not zero and not idle. Not there when the figure is.";
+    ReadingsAge: Gauge Development Unit::SECONDS, "cotenant.gpu.readings.age", "cotenant_gpu_readings_age_seconds",
+        [HW_ID], "G",
+        "Age in seconds of this GPU's figures when this page was made.";
+    TenantProcesses: UpDownCounter Development Unit::count("{process}"), "cotenant.gpu.tenant.processes",
+        "cotenant_gpu_tenant_processes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
+        "Processes of a tenant that use the CUDA driver, from the probes and NVML. Threads are not processes.";
+    TenantUtilization: Gauge Stable Unit::RATIO, "cotenant.gpu.tenant.utilization",
+        "cotenant_gpu_tenant_utilization_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Share of time in which kernels of a tenant ran on the GPU, 0 to 1, from NVML's process samples. About a second \
+         old; busy processes can be missing, and then so is the series.";
+    Energy: Counter Development Unit::JOULES, "hw.energy", "hw_energy_joules_total", [HW_ID, HW_TYPE], "G",
+        "Energy that the GPU used in joules since the driver was loaded, from NVML, in steps of a millijoule.";
+    Errors: Counter Development Unit::count("{error}"), "hw.errors", "hw_errors_total", [HW_ID, HW_TYPE, ECC_ERROR],
+        "G x 2",
+        "ECC errors of the GPU as NVML counts them. Starts again when the driver is loaded.";
+    MemoryLimit: UpDownCounter Development Unit::BYTES, "hw.gpu.memory.limit", "hw_gpu_memory_limit_bytes", [HW_ID], "G",
+        "Memory of the GPU in bytes, from NVML. Exact.";
+    MemoryUsage: UpDownCounter Development Unit::BYTES, "hw.gpu.memory.usage", "hw_gpu_memory_usage_bytes", [HW_ID], "G",
+        "Used memory of the GPU in bytes, from NVML, the driver's reserve included whichever way the driver counts it: the \
+         limit minus this is free. nvidia-smi shows the reserve apart on newer drivers.";
+    MemoryUtilization: Gauge Development Unit::RATIO, "hw.gpu.memory.utilization", "hw_gpu_memory_utilization_ratio",
+        [HW_ID], "G",
+        "Used memory divided by the GPU's memory, 0 to 1, made of NVML's bytes. Space, not time.";
+    GpuUtilization: Gauge Development Unit::RATIO, "hw.gpu.utilization", "hw_gpu_utilization_ratio",
+        [HW_ID, HW_GPU_TASK], "G",
+        "Share of NVML's last sample period (up to 1 s) in which a kernel ran, 0 to 1. One small kernel counts like a full \
+         GPU.";
+    Power: Gauge Development Unit::WATTS, "hw.power", "hw_power_watts", [HW_ID, HW_TYPE], "G",
+        "Power that the GPU draws in watts, from NVML: an average over up to 1 s, good to some 5 percent.";
+    Temperature: Gauge Development Unit::CELSIUS, "hw.temperature", "hw_temperature_celsius",
+        [HW_ID, HW_SENSOR_LOCATION], "G",
+        "Temperature of the GPU die in degrees Celsius, from NVML, in whole degrees.";
+}

@@ -1,0 +1,188 @@
+//! Owns the views that the tests publish, and a reader of text 0.0.4 that is as simple as the assertions need.
+//! Refuses hosts: everything is made up here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cotenant_export::{Format, Row, encode, rows};
+use cotenant_model::device::{CallCost, DeviceMemory, LibraryFacts};
+use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
+use cotenant_model::view::{
+    AgentView, Feature, FeatureState, GpuView, MemoryTotals, Residual, TenantView, View,
+};
+use cotenant_model::{
+    Absence, CudaError, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
+};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+pub(crate) fn gpu_id(index: u32) -> GpuId {
+    let mut bytes = [7; 16];
+    bytes[..4].copy_from_slice(&index.to_be_bytes());
+    GpuId::from_uuid(bytes)
+}
+
+pub(crate) fn gpu(index: u32) -> GpuView {
+    let sample = GpuSample {
+        id: gpu_id(index),
+        index,
+        name: "NVIDIA H200".to_owned(),
+        pci: format!("00000000:{index:02x}:00.0"),
+        parent: None,
+        memory: Ok(DeviceMemory {
+            total: 143_771 * MIB,
+            used: 5_000 * MIB,
+            free: 138_126 * MIB,
+            reserved: Some(645 * MIB),
+        }),
+        processes: Ok(Vec::new()),
+        process_utilization: Ok(Vec::new()),
+        utilization: Ok(0.42),
+        memory_bandwidth_utilization: Ok(0.17),
+        power_watts: Ok(312.5),
+        energy_joules: Ok(123_456.789),
+        temperature_celsius: Ok(41.0),
+        pcie_transmit_bytes_per_second: Ok(1_024_000.0),
+        pcie_receive_bytes_per_second: Ok(2_048_000.0),
+        clocks_event_reasons: Ok(0x4 | 0x1000),
+        ecc_corrected: Ok(3),
+        ecc_uncorrected: Ok(0),
+        mig_enabled: Ok(false),
+    };
+    GpuView {
+        sample,
+        age_seconds: 1.25,
+        reserved: Ok(645 * MIB),
+        unattributed: Ok(5_000 * MIB),
+        unattributed_reason: None,
+    }
+}
+
+pub(crate) fn pod(name: &str) -> Tenant {
+    Tenant {
+        name: format!("pod:ml/{name}"),
+        kind: TenantKind::Pod,
+        namespace: Some("ml".to_owned()),
+        pod: Some(name.to_owned()),
+        container: Some("main".to_owned()),
+    }
+}
+
+pub(crate) fn histogram(seed: u64) -> Histogram {
+    let mut histogram = Histogram::default();
+    for (index, bucket) in histogram.buckets.iter_mut().enumerate() {
+        *bucket = seed * index as u64;
+        histogram.count += *bucket;
+        histogram.sum_ns += *bucket * (200 << index.min(20));
+    }
+    histogram
+}
+
+/// A tenant on `gpus`, whose every figure is of size `seed`.
+pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
+    let known = |index: &u32| GpuRef::Known(gpu_id(*index));
+    let totals = MemoryTotals {
+        live: seed * MIB,
+        peak: 2 * seed * MIB,
+        allocated: 10 * seed * MIB,
+        freed: 9 * seed * MIB,
+        allocations: 10 * seed,
+        frees: 9 * seed,
+    };
+    let mut memory = BTreeMap::from([((GpuRef::Host, MemoryKind::HostPinned), totals)]);
+    let mut operations = BTreeMap::from([((GpuRef::Host, Operation::MemHostAlloc), seed)]);
+    let mut failures = BTreeMap::new();
+    for gpu in gpus.iter().map(known).chain([GpuRef::Unknown]) {
+        memory.insert((gpu.clone(), MemoryKind::Device), totals);
+        operations.insert((gpu.clone(), Operation::MemAlloc), 10 * seed);
+        operations.insert((gpu.clone(), Operation::MemFree), 9 * seed);
+        failures.insert((gpu.clone(), Operation::MemAlloc, CudaError::OUT_OF_MEMORY), seed);
+        failures.insert((gpu, Operation::PrimaryCtxRelease, CudaError::DEINITIALIZED), seed);
+    }
+    let residual = Residual { context: 480 * 1_048_576, baseline: 0, drift: -4096 };
+    TenantView {
+        tenant,
+        processes: 2,
+        confidence: Confidence::Complete,
+        memory,
+        process_bytes: gpus.iter().map(|index| (gpu_id(*index), Ok(seed * MIB))).collect(),
+        residual: gpus.iter().map(|index| (gpu_id(*index), residual)).collect(),
+        utilization: gpus.iter().map(|index| (gpu_id(*index), 0.25)).collect(),
+        operations,
+        failures,
+        latency: [Operation::MemAlloc, Operation::MemFree].map(|op| (op, histogram(seed))).into(),
+    }
+}
+
+pub(crate) fn agent() -> AgentView {
+    AgentView {
+        version: "0.1.0",
+        losses: Loss::ALL.iter().map(|loss| (*loss, 0)).collect(),
+        notes: Note::ALL.iter().map(|note| (*note, 11)).collect(),
+        maps: vec![MapFill { name: "POINTERS", entries: 120, capacity: 65_536 }],
+        libraries: vec![LibraryState {
+            path: "/proc/4242/root/usr/lib/libcuda.so.1".to_owned(),
+            device: 66_306,
+            inode: 4_242,
+            attached: 48,
+            missing: 3,
+            failed: 0,
+            processes: 5,
+            refused: None,
+        }],
+        features: vec![Feature {
+            name: "kernel_boundary",
+            state: FeatureState::Degraded,
+            reason: "no kprobes; using the tracepoint".to_owned(),
+        }],
+        nvml: Ok(LibraryFacts { driver_version: "580.159.04".to_owned(), nvml_version: "13.580".to_owned() }),
+        nvml_age_seconds: Some(1.25),
+        nvml_calls: vec![CallCost {
+            function: "nvmlDeviceGetMemoryInfo_v2",
+            calls: 6,
+            errors: 1,
+            timeouts: 0,
+            total: Duration::from_micros(1_500),
+            buckets: [1, 4, 5, 6, 6, 6, 6],
+        }],
+        nvml_absences: BTreeMap::from([(("mig_mode", Absence::NotSupported), 1)]),
+        cpu_seconds: 12.5,
+        resident_bytes: 14 * MIB,
+        tick_seconds: 0.0021,
+        tenants_folded: 0,
+        probe_cost_seconds: Some(0.95e-6),
+    }
+}
+
+pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
+    View { taken_unix: 1_796_000_000.0, started_unix: 1_795_990_000.0, gpus, tenants, agent: agent() }
+}
+
+/// Two GPUs, a pod on both and a user on one; every metric of the catalogue has a sample.
+pub(crate) fn view() -> View {
+    let mut second = gpu(1);
+    second.sample.parent = Some(gpu_id(0));
+    second.sample.ecc_corrected = Err(Absence::NotSupported);
+    let user = Tenant::plain(TenantKind::User, "ada");
+    node(vec![gpu(0), second], vec![tenant(pod("train-0"), &[0, 1], 100), tenant(user, &[1], 7)])
+}
+
+pub(crate) fn published(view: &View) -> Arc<[Row]> {
+    rows(view).into()
+}
+
+pub(crate) fn page(view: &View, format: Format) -> String {
+    String::from_utf8(encode(published(view), format).unwrap()).unwrap()
+}
+
+/// Samples of text 0.0.4 by the series as written, `name{labels}`.
+pub(crate) fn samples(text: &str) -> BTreeMap<String, f64> {
+    let mut samples = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let twice = samples.insert(series.to_owned(), value.parse().unwrap());
+        assert_eq!(twice, None, "two samples of {series}");
+    }
+    samples
+}
