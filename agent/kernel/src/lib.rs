@@ -1,1 +1,19 @@
-//! Placeholder
+//! Owns the kernel side as the agent sees it: plan, load, attach, watch, read.
+//! Refuses tenants, NVML and `/proc`: facts come in as arguments, samples go out.
+
+mod attach;
+mod error;
+mod load;
+mod maps;
+mod perf;
+mod plan;
+mod raw;
+mod read;
+mod watch;
+
+pub use attach::{Attached, LibraryId, Probes};
+pub use error::KernelError;
+pub use load::{Kernel, MapSizes, start};
+pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, decide};
+pub use read::Reader;
+pub use watch::{Happening, Watcher};

@@ -11,8 +11,8 @@ pub const MAX_GPUS: u32 = 64;
 pub const LATENCY_BUCKETS: usize = 27;
 /// The first bucket ends at 2^8 ns = 256 ns, the last closed one at 2^33 ns = 8.6 s.
 pub const LATENCY_SHIFT: u32 = 8;
-/// Mappings that one `cuMemUnmap` may span; the rest is counted as lost.
-pub const MAX_UNMAP_SPAN: usize = 64;
+/// Mappings that one `cuMemUnmap` may span; the rest is counted as lost. 160 GB in 20 MiB pieces is 8,192.
+pub const MAX_UNMAP_SPAN: u32 = 16_384;
 
 /// The GPU of a ledger row: a known index, an ordinal of that process, or nothing.
 pub const GPU_UNKNOWN: u8 = 0xff;
@@ -114,10 +114,12 @@ pub enum Note {
     ProbeHits = 6,
     /// UVM ioctls read at the kernel boundary.
     BoundaryHits = 7,
+    /// A call returned in a thread that had entered it before the probes came.
+    LateReturn = 8,
 }
 
 impl Note {
-    pub const COUNT: u32 = 8;
+    pub const COUNT: u32 = 9;
     pub const ALL: &'static [Self] = &[
         Self::UnmatchedFree,
         Self::ReplacedPointer,
@@ -127,6 +129,7 @@ impl Note {
         Self::ForeignUuid,
         Self::ProbeHits,
         Self::BoundaryHits,
+        Self::LateReturn,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -139,6 +142,7 @@ impl Note {
             Self::ForeignUuid => "foreign_uuid",
             Self::ProbeHits => "probe_hits",
             Self::BoundaryHits => "boundary_hits",
+            Self::LateReturn => "late_return",
         }
     }
 }
@@ -161,7 +165,7 @@ record! {
         /// Monotonic ns at which the last thread died or the program was replaced; 0 while alive.
         ended: u64,
         cgroup_id: u64,
-        /// The only context this process has created, 0 if none; used when a thread's own is unknown.
+        /// Handle of the first context of this process, 0 if none; used when a thread's own is unknown.
         sole_context: u64,
         tgid: u32,
         uid: u32,
@@ -172,8 +176,8 @@ record! {
         /// More than one context was created, so `sole_context` says nothing.
         many_contexts: u8,
         pad: u8,
-        /// Bytes of successful allocations that found no room in the pointer map.
-        lost_pointers: u32,
+        /// Successful allocations that found no room in a map.
+        lost: u32,
         comm: [u8; 16],
     }
 }
@@ -207,7 +211,15 @@ record! {
     }
 }
 
-record! { Mapping[16] { bytes: u64, physical: u64 } }
+record! {
+    /// A mapped range. Key: [`PointerKey`].
+    Mapping[16] { bytes: u64, physical: u64 }
+}
+
+record! {
+    /// A handle and how often it was created, retained or imported. Key: [`PointerKey`].
+    Handle[16] { count: u64, physical: u64 }
+}
 
 record! {
     /// Key: [`PointerKey`] with the context handle as address.
@@ -265,20 +277,18 @@ record! {
         /// The GPU named at the kernel boundary during this call.
         gpu: u8,
         pad: [u8; 2],
-        /// MiB mapped at the kernel boundary during this call.
-        mapped_mib: u32,
+        /// KiB mapped at the kernel boundary during this call.
+        mapped_kib: u32,
     }
 }
 
 record! {
     /// What one thread is doing. Key of `THREADS`: its id in the initial PID namespace.
-    Thread[504] {
+    Thread[496] {
         process: u64,
         depth: u32,
         contexts_depth: u32,
         contexts: [u64; MAX_CONTEXTS],
-        /// Bytes mapped at the kernel boundary in the outermost call in flight.
-        mapped: u64,
         frames: [Frame; MAX_DEPTH],
     }
 }

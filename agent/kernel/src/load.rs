@@ -1,0 +1,164 @@
+//! Owns the way from the embedded object to loaded programs with their host-wide hooks attached.
+//! Refuses library probes (see `attach`) and decisions (see `plan`).
+
+use std::collections::BTreeMap;
+
+use aya::{
+    EbpfLoader,
+    maps::{Array, MapData},
+    programs::{KProbe, TracePoint, UProbe},
+};
+use cotenant_abi::Settings;
+
+use crate::{
+    Boundary, ExitRule, KernelError, Plan, Probes, Reader, Watcher,
+    maps::take,
+    raw::Raw,
+};
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("COTENANT_EBPF_OBJECT"));
+
+/// Entries of the maps that grow with the workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    pub processes: u32,
+    pub threads: u32,
+    pub pointers: u32,
+    pub handles: u32,
+}
+
+impl Default for MapSizes {
+    fn default() -> Self {
+        Self { processes: 4096, threads: 16_384, pointers: 262_144, handles: 65_536 }
+    }
+}
+
+impl MapSizes {
+    /// Rows by map name. Per-process tables are sized from the number of processes.
+    pub(crate) fn entries(self) -> BTreeMap<&'static str, u32> {
+        let Self { processes, threads, pointers, handles } = self;
+        BTreeMap::from([
+            ("PROCESS_IDS", processes),
+            ("PROCESSES", processes.saturating_mul(2)),
+            ("THREADS", threads),
+            ("POINTERS", pointers),
+            ("HANDLES", handles),
+            ("PHYSICALS", handles),
+            ("MAPPINGS", handles),
+            ("CONTEXTS", processes.saturating_mul(2)),
+            ("PRIMARIES", processes.saturating_mul(2)),
+            ("ORDINALS", processes.saturating_mul(4)),
+            ("LEDGER", processes.saturating_mul(8)),
+            ("CONTEXT_LEDGER", processes.saturating_mul(8)),
+            ("CALLS", processes.saturating_mul(16)),
+            ("FAILURES", processes.saturating_mul(4)),
+            ("LATENCY", processes.saturating_mul(8)),
+        ])
+    }
+}
+
+/// The loaded kernel side, in its three parts that live on different threads.
+pub struct Kernel {
+    pub reader: Reader,
+    pub probes: Probes,
+    pub watcher: Watcher,
+    /// Host-wide hooks that did not attach, with the reason: each costs its own feature only.
+    pub missing: Vec<(&'static str, KernelError)>,
+}
+
+pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, KernelError> {
+    let entries = sizes.entries();
+    let mut loader = EbpfLoader::new();
+    for (name, entries) in &entries {
+        loader.map_max_entries(name, *entries);
+    }
+    let mut ebpf = loader.load(OBJECT).map_err(|error| KernelError::Object(Box::new(error)))?;
+    settle(&mut ebpf, plan, own_tgid)?;
+    let mut missing = Vec::new();
+    for (name, category, event) in
+        [("process_exit", "sched", "sched_process_exit"), ("process_exec", "sched", "sched_process_exec")]
+    {
+        if let Err(error) = tracepoint(&mut ebpf, name, category, event) {
+            missing.push((name, error));
+        }
+    }
+    let boundary = match plan.boundary {
+        Boundary::Kprobe => kprobe(&mut ebpf, "uvm_ioctl", "uvm_unlocked_ioctl_entry"),
+        Boundary::SyscallTracepoint => tracepoint(&mut ebpf, "ioctl_enter", "syscalls", "sys_enter_ioctl"),
+        Boundary::ContextOnly => Ok(()),
+    };
+    if let Err(error) = boundary {
+        missing.push(("boundary", error));
+    }
+    for name in crate::attach::PROGRAMS {
+        if *name == "unmap_return" && !plan.unmap {
+            continue;
+        }
+        let program: &mut UProbe = program(&mut ebpf, name)?;
+        if let Err(source) = program.load() {
+            let error = KernelError::Program { name, source };
+            if *name == "unmap_return" {
+                missing.push((name, error));
+            } else {
+                return Err(error);
+            }
+        }
+    }
+    let events = take(&mut ebpf, "EVENTS")?;
+    let reader = Reader::take(&mut ebpf, &entries)?;
+    let watcher = Watcher::open(events)?;
+    Ok(Kernel { reader, probes: Probes::new(ebpf), watcher, missing })
+}
+
+fn settle(ebpf: &mut aya::Ebpf, plan: &Plan, own_tgid: u32) -> Result<(), KernelError> {
+    let name = "SETTINGS";
+    let mut settings: Array<&mut MapData, Raw<Settings>> = ebpf
+        .map_mut(name)
+        .ok_or(KernelError::NoMap { name })?
+        .try_into()
+        .map_err(|source| KernelError::Map { name, source })?;
+    let mut value = Settings {
+        own_tgid,
+        exit_rule: plan.exit.tag(),
+        uuids_closed: 0,
+        pad: [0; 2],
+        group_dead_offset: 0,
+        signal_offset: 0,
+        live_offset: 0,
+        pad2: 0,
+    };
+    match plan.exit {
+        ExitRule::Field { offset } => value.group_dead_offset = offset,
+        ExitRule::SignalLive { signal, live } => (value.signal_offset, value.live_offset) = (signal, live),
+        ExitRule::Leader => {}
+    }
+    settings.set(0, Raw(value), 0).map_err(|source| KernelError::Map { name, source })
+}
+
+pub(crate) fn program<'a, P>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
+where
+    &'a mut P: TryFrom<&'a mut aya::programs::Program, Error = aya::programs::ProgramError>,
+{
+    ebpf.program_mut(name)
+        .ok_or(KernelError::NoProgram { name })?
+        .try_into()
+        .map_err(|source| KernelError::ProgramKind { name, source })
+}
+
+fn tracepoint(ebpf: &mut aya::Ebpf, name: &'static str, category: &str, event: &str) -> Result<(), KernelError> {
+    let program: &mut TracePoint = program(ebpf, name)?;
+    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program
+        .attach(category, event)
+        .map_err(|source| KernelError::Attach { name, target: format!("{category}:{event}"), source })?;
+    Ok(())
+}
+
+fn kprobe(ebpf: &mut aya::Ebpf, name: &'static str, symbol: &str) -> Result<(), KernelError> {
+    let program: &mut KProbe = program(ebpf, name)?;
+    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program
+        .attach(symbol, 0)
+        .map_err(|source| KernelError::Attach { name, target: symbol.to_owned(), source })?;
+    Ok(())
+}

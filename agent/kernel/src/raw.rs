@@ -1,0 +1,37 @@
+//! Owns the one claim that shared records are plain bytes.
+//! Refuses anything else: records are the abi's, maps are aya's.
+
+/// A shared record as aya wants its keys and values.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct Raw<T>(pub(crate) T);
+
+macro_rules! plain {
+    ($($record:ty),+ $(,)?) => {
+        $(
+            // SAFETY: the record is `repr(C)`, `Copy`, of integers only, and its size is asserted to be the sum
+            // of its fields in the abi, so that it has no padding and every bit pattern is valid.
+            unsafe impl aya::Pod for Raw<$record> {}
+        )+
+    };
+}
+
+plain!(
+    u64,
+    cotenant_abi::CallKey,
+    cotenant_abi::Context,
+    cotenant_abi::ContextLedger,
+    cotenant_abi::ContextLedgerKey,
+    cotenant_abi::FailureKey,
+    cotenant_abi::Handle,
+    cotenant_abi::Latency,
+    cotenant_abi::Ledger,
+    cotenant_abi::LedgerKey,
+    cotenant_abi::Mapping,
+    cotenant_abi::OrdinalKey,
+    cotenant_abi::Physical,
+    cotenant_abi::Pointer,
+    cotenant_abi::PointerKey,
+    cotenant_abi::Process,
+    cotenant_abi::Settings,
+);

@@ -1,0 +1,392 @@
+//! Owns reading the maps into a [`KernelSample`], and clearing what ended processes leave behind.
+//! Refuses folding to tenants and any figure that the maps do not hold.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
+use cotenant_abi::{
+    CallKey, Context, ContextLedger, ContextLedgerKey, END_EXEC, FailureKey, GPU_ORDINAL, GPU_UNKNOWN, Handle,
+    Latency, Ledger, LedgerKey, Loss, Mapping, MemoryKind, Note, Operation, OrdinalKey, Physical, Pointer,
+    PointerKey, Process, Settings,
+};
+use cotenant_model::{
+    CudaError, GpuId, ProcessId,
+    sample::{
+        CallRow, Confidence, End, FailureRow, GpuRef, Histogram, KernelSample, LatencyRow, LedgerRow, MapFill,
+        ProcessSample,
+    },
+};
+
+use crate::{
+    KernelError,
+    maps::{Table, take},
+    raw::Raw,
+};
+
+/// A sweep of the pointer maps takes at most this share of the time.
+const SWEEP_SHARE: u32 = 100;
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Every map that is read, each taken out of the object.
+pub struct Reader {
+    processes: Table<u64, Process>,
+    ledger: Table<LedgerKey, Ledger>,
+    context_ledger: Table<ContextLedgerKey, ContextLedger>,
+    calls: Table<CallKey, u64>,
+    failures: Table<FailureKey, u64>,
+    latency: Table<CallKey, Latency>,
+    contexts: Table<PointerKey, Context>,
+    primaries: Table<OrdinalKey, u64>,
+    ordinals: Table<OrdinalKey, u64>,
+    pointers: Table<PointerKey, Pointer>,
+    handles: Table<PointerKey, Handle>,
+    physicals: Table<PointerKey, Physical>,
+    mappings: Table<PointerKey, Mapping>,
+    gpus: HashMap<MapData, [u8; 16], u64>,
+    next_gpu: Array<MapData, u64>,
+    settings: Array<MapData, Raw<Settings>>,
+    losses: PerCpuArray<MapData, u64>,
+    notes: PerCpuArray<MapData, u64>,
+    /// Pointer-map rows kept at the last sweep, and its cost.
+    pointers_kept: u64,
+    handles_kept: u64,
+    swept: Instant,
+    sweep_cost: Duration,
+    stale: bool,
+}
+
+impl Reader {
+    pub(crate) fn take(
+        ebpf: &mut aya::Ebpf,
+        entries: &BTreeMap<&'static str, u32>,
+    ) -> Result<Self, KernelError> {
+        let size = |name| entries.get(name).copied().unwrap_or(0);
+        macro_rules! table {
+            ($name:literal) => {
+                Table::take(ebpf, $name, size($name))?
+            };
+        }
+        Ok(Self {
+            processes: table!("PROCESSES"),
+            ledger: table!("LEDGER"),
+            context_ledger: table!("CONTEXT_LEDGER"),
+            calls: table!("CALLS"),
+            failures: table!("FAILURES"),
+            latency: table!("LATENCY"),
+            contexts: table!("CONTEXTS"),
+            primaries: table!("PRIMARIES"),
+            ordinals: table!("ORDINALS"),
+            pointers: table!("POINTERS"),
+            handles: table!("HANDLES"),
+            physicals: table!("PHYSICALS"),
+            mappings: table!("MAPPINGS"),
+            gpus: plain(ebpf, "GPUS")?,
+            next_gpu: plain(ebpf, "NEXT_GPU")?,
+            settings: plain(ebpf, "SETTINGS")?,
+            losses: plain(ebpf, "LOSSES")?,
+            notes: plain(ebpf, "NOTES")?,
+            pointers_kept: 0,
+            handles_kept: 0,
+            swept: Instant::now(),
+            sweep_cost: Duration::ZERO,
+            stale: false,
+        })
+    }
+
+    /// Tells the kernel side which GPUs exist. Afterwards no other UUID is believed.
+    pub fn know_gpus(&mut self, gpus: &[GpuId]) -> Result<(), KernelError> {
+        let name = "GPUS";
+        let failed = |source| KernelError::Map { name, source };
+        for uuid in gpus.iter().filter_map(GpuId::uuid) {
+            if self.gpus.get(&uuid, 0).is_ok() {
+                continue;
+            }
+            let index = self.next_gpu.get(&0, 0).map_err(failed)?;
+            self.gpus.insert(uuid, index, 0).map_err(failed)?;
+            self.next_gpu.set(0, index + 1, 0).map_err(failed)?;
+        }
+        let Raw(mut settings) = self.settings.get(&0, 0).map_err(failed)?;
+        settings.uuids_closed = u8::from(!gpus.is_empty());
+        self.settings.set(0, Raw(settings), 0).map_err(failed)
+    }
+
+    /// Every process that called the driver, ended ones included until [`Reader::retire`].
+    ///
+    /// `only` is the node's only GPU, if it has just one: then an unresolved ordinal can be no other.
+    pub fn read(&mut self, only: Option<&GpuId>) -> Result<KernelSample, KernelError> {
+        let gpus = Gpus::read(self, only)?;
+        let mut samples: BTreeMap<u64, ProcessSample> = BTreeMap::new();
+        let processes = self.processes.rows()?;
+        for &(id, ref process) in &processes {
+            samples.insert(id, sample_of(id, process));
+        }
+        let ledger = self.ledger.rows()?;
+        let mut folded: BTreeMap<(u64, GpuRef, MemoryKind), LedgerRow> = BTreeMap::new();
+        for (key, value) in &ledger {
+            let Some(kind) = MemoryKind::from_tag(key.kind) else { continue };
+            let gpu = gpus.resolve(key.process, key.gpu, kind.is_host());
+            add_ledger(folded.entry((key.process, gpu.clone(), kind)).or_insert_with(|| empty_row(gpu, kind)), value);
+        }
+        for ((process, ..), row) in folded {
+            if let Some(sample) = samples.get_mut(&process) {
+                sample.ledger.push(row);
+            }
+        }
+        let mut calls: BTreeMap<(u64, GpuRef, Operation), u64> = BTreeMap::new();
+        let call_rows = self.calls.rows()?;
+        for (key, count) in &call_rows {
+            let Some(operation) = Operation::from_tag(key.operation) else { continue };
+            let gpu = gpus.resolve(key.process, key.gpu, false);
+            *calls.entry((key.process, gpu, operation)).or_default() += count;
+        }
+        for ((process, gpu, operation), calls) in calls {
+            if let Some(sample) = samples.get_mut(&process) {
+                sample.calls.push(CallRow { gpu, operation, calls });
+            }
+        }
+        let mut failures: BTreeMap<(u64, GpuRef, Operation, u32), u64> = BTreeMap::new();
+        let failure_rows = self.failures.rows()?;
+        for (key, count) in &failure_rows {
+            let Some(operation) = Operation::from_tag(key.operation) else { continue };
+            let gpu = gpus.resolve(key.process, key.gpu, false);
+            *failures.entry((key.process, gpu, operation, key.code)).or_default() += count;
+        }
+        for ((process, gpu, operation, code), count) in failures {
+            if let Some(sample) = samples.get_mut(&process) {
+                sample.failures.push(FailureRow { gpu, operation, error: CudaError(code), count });
+            }
+        }
+        let latency_rows = self.latency.rows()?;
+        for (key, value) in &latency_rows {
+            let Some(operation) = Operation::from_tag(key.operation) else { continue };
+            if let Some(sample) = samples.get_mut(&key.process) {
+                let histogram = Histogram { count: value.count, sum_ns: value.sum, buckets: value.buckets };
+                sample.latency.push(LatencyRow { operation, histogram });
+            }
+        }
+        let fill = |name, entries, capacity| MapFill { name, entries, capacity };
+        let maps = vec![
+            fill(self.processes.name(), processes.len() as u64, self.processes.capacity()),
+            fill(self.ledger.name(), ledger.len() as u64, self.ledger.capacity()),
+            fill(self.calls.name(), call_rows.len() as u64, self.calls.capacity()),
+            fill(self.failures.name(), failure_rows.len() as u64, self.failures.capacity()),
+            fill(self.latency.name(), latency_rows.len() as u64, self.latency.capacity()),
+            fill(self.pointers.name(), self.pointers_kept, self.pointers.capacity()),
+            fill(self.handles.name(), self.handles_kept, self.handles.capacity()),
+        ];
+        Ok(KernelSample {
+            processes: samples.into_values().collect(),
+            losses: totals(&self.losses, "LOSSES", Loss::ALL, |loss| *loss as u32)?,
+            notes: totals(&self.notes, "NOTES", Note::ALL, |note| *note as u32)?,
+            maps,
+            libraries: Vec::new(),
+        })
+    }
+
+    /// Forgets processes whose final figures have been taken.
+    pub fn retire(&mut self, ended: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
+        if !ended.is_empty() {
+            let alive = |process: u64| !ended.contains(&ProcessId(process));
+            self.ledger.retain(|key, _| alive(key.process))?;
+            self.context_ledger.retain(|key, _| alive(key.process))?;
+            self.calls.retain(|key, _| alive(key.process))?;
+            self.failures.retain(|key, _| alive(key.process))?;
+            self.latency.retain(|key, _| alive(key.process))?;
+            self.contexts.retain(|key, _| alive(key.process))?;
+            self.primaries.retain(|key, _| alive(key.process))?;
+            self.ordinals.retain(|key, _| alive(key.process))?;
+            for id in ended {
+                self.processes.remove(id.0)?;
+            }
+            self.stale = true;
+        }
+        let due = SWEEP_INTERVAL.max(self.sweep_cost * SWEEP_SHARE);
+        if self.stale && self.swept.elapsed() >= due {
+            self.sweep()?;
+        }
+        Ok(())
+    }
+
+    /// Clears pointers and handles of processes and contexts that are gone.
+    ///
+    /// Rows are read before the lists that judge them, so that a row of a process or context born under way is
+    /// never judged by a list that is too old to know it.
+    fn sweep(&mut self) -> Result<(), KernelError> {
+        let begun = Instant::now();
+        let pointers = self.pointers.rows()?;
+        let handles = self.handles.rows()?;
+        let physicals = self.physicals.rows()?;
+        let mappings = self.mappings.rows()?;
+        let contexts: BTreeSet<u64> = self.contexts.rows()?.into_iter().map(|(_, context)| context.id).collect();
+        let alive: BTreeSet<u64> = self.processes.rows()?.into_iter().map(|(id, _)| id).collect();
+        // An address of a dead context may come back to life while we look; only a filling map is worth that.
+        let filling = pointers.len() as u64 > self.pointers.capacity() / 2;
+        self.pointers_kept = pointers.len() as u64;
+        for (key, pointer) in pointers {
+            let orphan = filling && pointer.context != 0 && !contexts.contains(&pointer.context);
+            if orphan || !alive.contains(&key.process) {
+                self.pointers.remove(key)?;
+                self.pointers_kept -= 1;
+            }
+        }
+        self.handles_kept = handles.len() as u64;
+        for (key, _) in handles {
+            if !alive.contains(&key.process) {
+                self.handles.remove(key)?;
+                self.handles_kept -= 1;
+            }
+        }
+        for (key, _) in physicals {
+            if !alive.contains(&key.process) {
+                self.physicals.remove(key)?;
+            }
+        }
+        for (key, _) in mappings {
+            if !alive.contains(&key.process) {
+                self.mappings.remove(key)?;
+            }
+        }
+        self.swept = Instant::now();
+        self.sweep_cost = begun.elapsed();
+        self.stale = false;
+        Ok(())
+    }
+}
+
+fn plain<M>(ebpf: &mut aya::Ebpf, name: &'static str) -> Result<M, KernelError>
+where
+    M: TryFrom<Map, Error = MapError>,
+{
+    M::try_from(take(ebpf, name)?).map_err(|source| KernelError::Map { name, source })
+}
+
+fn totals<T: Copy>(
+    array: &PerCpuArray<MapData, u64>,
+    name: &'static str,
+    all: &[T],
+    index: impl Fn(&T) -> u32,
+) -> Result<Vec<(T, u64)>, KernelError> {
+    all.iter()
+        .map(|reason| {
+            let cells = array.get(&index(reason), 0).map_err(|source| KernelError::Map { name, source })?;
+            Ok((*reason, cells.iter().sum()))
+        })
+        .collect()
+}
+
+/// What GPU codes mean at this moment.
+struct Gpus {
+    by_index: BTreeMap<u8, GpuId>,
+    by_ordinal: BTreeMap<(u64, u64), u8>,
+    only: Option<GpuId>,
+}
+
+impl Gpus {
+    fn read(reader: &Reader, only: Option<&GpuId>) -> Result<Self, KernelError> {
+        let mut by_index = BTreeMap::new();
+        for row in reader.gpus.iter() {
+            let (uuid, index) = row.map_err(|source| KernelError::Map { name: "GPUS", source })?;
+            by_index.insert(u8::try_from(index).unwrap_or(GPU_UNKNOWN), GpuId::from_uuid(uuid));
+        }
+        let by_ordinal = reader
+            .ordinals
+            .rows()?
+            .into_iter()
+            .map(|(key, index)| ((key.process, key.ordinal), u8::try_from(index).unwrap_or(GPU_UNKNOWN)))
+            .collect();
+        Ok(Self { by_index, by_ordinal, only: only.cloned() })
+    }
+
+    fn resolve(&self, process: u64, code: u8, host: bool) -> GpuRef {
+        if host {
+            return GpuRef::Host;
+        }
+        let index = if code != GPU_UNKNOWN && code & GPU_ORDINAL != 0 {
+            self.by_ordinal.get(&(process, u64::from(code & !GPU_ORDINAL))).copied()
+        } else {
+            Some(code)
+        };
+        index
+            .and_then(|index| self.by_index.get(&index))
+            .or(self.only.as_ref())
+            .map_or(GpuRef::Unknown, |gpu| GpuRef::Known(gpu.clone()))
+    }
+}
+
+fn sample_of(id: u64, process: &Process) -> ProcessSample {
+    let comm = process.comm.split(|byte| *byte == 0).next().unwrap_or_default();
+    let confidence = if process.lost > 0 {
+        Confidence::EventsLost
+    } else if process.first_operation == Operation::Init as u8 {
+        Confidence::Complete
+    } else {
+        Confidence::JoinedLate
+    };
+    let end = if process.end_reason == END_EXEC { End::Exec } else { End::Exit };
+    ProcessSample {
+        id: ProcessId(id),
+        tgid: process.tgid,
+        uid: process.uid,
+        cgroup_id: process.cgroup_id,
+        comm: String::from_utf8_lossy(comm).into_owned(),
+        first_seen: process.first_seen,
+        ended: (process.ended != 0).then_some(end),
+        confidence,
+        ledger: Vec::new(),
+        calls: Vec::new(),
+        failures: Vec::new(),
+        latency: Vec::new(),
+    }
+}
+
+fn add_ledger(row: &mut LedgerRow, value: &Ledger) {
+    // Read while it moves: a free may be seen before its allocation. Never below zero (C13).
+    row.live += u64::try_from(value.live).unwrap_or(0);
+    row.peak += u64::try_from(value.peak).unwrap_or(0);
+    row.allocated += value.allocated;
+    row.freed += value.freed;
+    row.allocations += value.allocations;
+    row.frees += value.frees;
+}
+
+fn empty_row(gpu: GpuRef, kind: MemoryKind) -> LedgerRow {
+    LedgerRow { gpu, kind, live: 0, peak: 0, allocated: 0, freed: 0, allocations: 0, frees: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpus() -> Gpus {
+        let id = GpuId::from_uuid([7; 16]);
+        Gpus { by_index: BTreeMap::from([(3, id)]), by_ordinal: BTreeMap::from([((1, 0), 3)]), only: None }
+    }
+
+    #[test]
+    fn an_ordinal_is_never_taken_for_an_index() {
+        let known = GpuRef::Known(GpuId::from_uuid([7; 16]));
+        assert_eq!(gpus().resolve(1, 3, false), known);
+        assert_eq!(gpus().resolve(1, GPU_ORDINAL, false), known);
+        assert_eq!(gpus().resolve(1, GPU_ORDINAL | 3, false), GpuRef::Unknown);
+        assert_eq!(gpus().resolve(2, GPU_ORDINAL, false), GpuRef::Unknown);
+        assert_eq!(gpus().resolve(1, GPU_UNKNOWN, false), GpuRef::Unknown);
+        assert_eq!(gpus().resolve(1, 3, true), GpuRef::Host);
+    }
+
+    #[test]
+    fn on_a_node_with_one_gpu_nothing_is_unknown() {
+        let only = GpuId::from_uuid([9; 16]);
+        let gpus = Gpus { only: Some(only.clone()), ..gpus() };
+        assert_eq!(gpus.resolve(2, GPU_UNKNOWN, false), GpuRef::Known(only));
+    }
+
+    #[test]
+    fn c13_a_balance_caught_in_motion_is_never_an_underflow() {
+        let mut row = empty_row(GpuRef::Unknown, MemoryKind::Device);
+        add_ledger(&mut row, &Ledger { live: -4096, peak: 0, allocated: 0, freed: 4096, allocations: 0, frees: 1 });
+        assert_eq!(row.live, 0);
+    }
+}

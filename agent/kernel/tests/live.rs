@@ -1,0 +1,22 @@
+//! Owns the proof that the running kernel's verifier takes the programs. Needs root; says so when it is not.
+
+use cotenant_kernel::{Choices, HostFacts, MapSizes, decide, start};
+
+#[test]
+fn c77_the_running_kernel_loads_every_program() {
+    assert!(rustix::process::geteuid().is_root(), "run as root: loading eBPF needs CAP_BPF and CAP_PERFMON");
+    let facts = HostFacts { kernel: (6, 1), ioctl_tracepoint: true, ..HostFacts::default() };
+    let plan = decide(&facts, Choices { syscall_tracepoint: true });
+    let kernel = start(&plan, MapSizes::default(), std::process::id()).unwrap_or_else(|error| {
+        let mut chain = error.to_string();
+        let mut source = std::error::Error::source(&error);
+        while let Some(cause) = source {
+            chain += &format!("\n{cause}");
+            source = cause.source();
+        }
+        panic!("{chain}")
+    });
+    let missing: Vec<_> = kernel.missing.iter().map(|(name, error)| format!("{name}: {error:?}")).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    assert!(kernel.watcher.blind.is_none());
+}

@@ -1,0 +1,319 @@
+//! Owns a traced call from entry to return: threads, frames, counts, failures, latency.
+//! Refuses to book anything before the return code, and to trust that every entry has a return.
+//!
+//! Relies on: uprobe attach cookies (Linux 5.15), the C calling convention of libcuda's exports.
+
+use aya_ebpf::{
+    EbpfContext,
+    helpers::{
+        bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
+        generated::{bpf_get_attach_cookie, bpf_ktime_get_ns},
+    },
+    macros::{uprobe, uretprobe},
+    programs::{ProbeContext, RetProbeContext},
+};
+use cotenant_abi::{
+    CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Event, FailureKey, Frame, GPU_UNKNOWN,
+    LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, Note, Process, Thread,
+};
+
+use crate::{
+    atomic, contexts,
+    maps::{
+        ANY, CALLS, FAILURES, LATENCY, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS, SHADOWED, THREADS,
+        ZERO_LATENCY, ZERO_THREAD, count, emit, lose, note,
+    },
+};
+
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+#[inline(always)]
+fn cookie_of<C: EbpfContext>(ctx: &C) -> Cookie {
+    // SAFETY: the context is the one this program was called with.
+    Cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) })
+}
+
+#[inline(always)]
+fn stack_pointer(ctx: &ProbeContext) -> u64 {
+    // SAFETY: the context of a uprobe program is a `pt_regs`, readable as a whole.
+    #[cfg(bpf_target_arch = "x86_64")]
+    unsafe {
+        (*ctx.regs).rsp
+    }
+    // SAFETY: as above.
+    #[cfg(bpf_target_arch = "aarch64")]
+    unsafe {
+        (*ctx.regs).sp
+    }
+}
+
+/// The frame of a thread at `depth - 1`.
+///
+/// # Safety
+/// `thread` is a live map value and `depth` is 1 to [`MAX_DEPTH`].
+#[inline(always)]
+pub unsafe fn frame_below(thread: *mut Thread, depth: u32) -> *mut Frame {
+    const { assert!(MAX_DEPTH == 4) };
+    let index = atomic::below_four(depth.wrapping_sub(1));
+    // SAFETY: the index is within the array.
+    unsafe { (&raw mut (*thread).frames).cast::<Frame>().add(index) }
+}
+
+/// First contact of a process with the driver.
+#[inline(never)]
+fn meet(tgid: u32, operation: u8) -> u64 {
+    if let Some(known) = PROCESS_IDS.get_ptr(&tgid) {
+        // SAFETY: a live map value.
+        return unsafe { *known };
+    }
+    let first_seen = now();
+    // Unique for one PID unless it execs twice within 16 us; wraps after 208 days.
+    let id = u64::from(tgid) << 40 | (first_seen >> 14) & ((1 << 40) - 1);
+    if PROCESS_IDS.insert(&tgid, &id, NOEXIST).is_err() {
+        // A sibling thread was first, or the map is full.
+        return match PROCESS_IDS.get_ptr(&tgid) {
+            // SAFETY: a live map value.
+            Some(known) => unsafe { *known },
+            None => {
+                lose(Loss::ProcessMapFull);
+                0
+            }
+        };
+    }
+    // SAFETY: a helper without arguments.
+    let cgroup_id = unsafe { bpf_get_current_cgroup_id() };
+    let process = Process {
+        first_seen,
+        ended: 0,
+        cgroup_id,
+        sole_context: 0,
+        tgid,
+        uid: bpf_get_current_uid_gid() as u32,
+        first_operation: operation,
+        end_reason: 0,
+        many_contexts: 0,
+        pad: 0,
+        lost: 0,
+        comm: bpf_get_current_comm().unwrap_or([0; 16]),
+    };
+    if PROCESSES.insert(&id, &process, ANY).is_err() {
+        lose(Loss::ProcessMapFull);
+        let _ = PROCESS_IDS.remove(&tgid);
+        return 0;
+    }
+    emit(Event { tag: EVENT_PROCESS_SEEN, tgid, process: id, at: first_seen, cgroup_id, first: 0, second: 0 });
+    id
+}
+
+#[inline(always)]
+fn thread_of(tid: u32, tgid: u32, operation: u8) -> Option<*mut Thread> {
+    if let Some(thread) = THREADS.get_ptr_mut(&tid) {
+        return Some(thread);
+    }
+    let process = meet(tgid, operation);
+    if process == 0 {
+        return None;
+    }
+    // SAFETY: ZERO_THREAD has exactly one entry and nobody writes it.
+    let zero = unsafe { &*ZERO_THREAD.get_ptr(0)? };
+    if THREADS.insert(&tid, zero, NOEXIST).is_err() {
+        lose(Loss::ThreadMapFull);
+        return None;
+    }
+    let thread = THREADS.get_ptr_mut(&tid)?;
+    // SAFETY: a live map value that only this thread touches.
+    unsafe { (*thread).process = process };
+    Some(thread)
+}
+
+/// Opens a frame. `None` when the call is not to be followed; why is counted.
+#[inline(always)]
+pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
+    let ids = bpf_get_current_pid_tgid();
+    let (tid, tgid) = (ids as u32, (ids >> 32) as u32);
+    // SAFETY: a live map value.
+    if unsafe { (*SETTINGS.get_ptr(0)?).own_tgid } == tgid {
+        return None;
+    }
+    note(Note::ProbeHits);
+    let cookie = cookie_of(ctx);
+    let thread = thread_of(tid, tgid, cookie.operation())?;
+    let stack = stack_pointer(ctx);
+    // SAFETY: `thread` is a live map value that only this thread touches.
+    let mut depth = unsafe { (*thread).depth };
+    // Frames above this stack pointer belong to calls that never returned (longjmp, a lost return probe).
+    for _ in 0..MAX_DEPTH {
+        if depth == 0 {
+            break;
+        }
+        // SAFETY: 1 <= depth <= MAX_DEPTH.
+        let top = unsafe { &*frame_below(thread, depth) };
+        if top.stack > stack {
+            break;
+        }
+        let held = Cookie(top.cookie);
+        if top.stack == stack && held.symbol() == cookie.symbol() && held.library() != cookie.library() {
+            return shadow(held.library(), cookie.library());
+        }
+        if top.stack == stack && held.symbol() != cookie.symbol() {
+            // A tail call into another traced function: nested, on the same stack pointer.
+            break;
+        }
+        lose(Loss::EntryWithoutReturn);
+        depth -= 1;
+    }
+    if depth as usize >= MAX_DEPTH {
+        lose(Loss::NestedTooDeep);
+        return None;
+    }
+    depth += 1;
+    // SAFETY: 1 <= depth <= MAX_DEPTH; the frame is ours until the call returns.
+    let frame = unsafe {
+        (*thread).depth = depth;
+        frame_below(thread, depth)
+    };
+    // SAFETY: as above.
+    unsafe {
+        (*frame).cookie = cookie.0;
+        (*frame).stack = stack;
+        (*frame).stashed = 0;
+        (*frame).gpu = GPU_UNKNOWN;
+        (*frame).mapped_kib = 0;
+        (*frame).arguments = [
+            ctx.arg(0).unwrap_or(0),
+            ctx.arg(1).unwrap_or(0),
+            ctx.arg(2).unwrap_or(0),
+            ctx.arg(3).unwrap_or(0),
+            ctx.arg(4).unwrap_or(0),
+            ctx.arg(5).unwrap_or(0),
+        ];
+        (*frame).start = now();
+    }
+    Some((thread, frame))
+}
+
+/// One inode attached through two files (overlayfs): the second is told to go, its hits do not count.
+#[inline(never)]
+fn shadow<T>(stays: u32, goes: u32) -> Option<T> {
+    note(Note::DuplicateAttachment);
+    if SHADOWED.get_ptr(&goes).is_none() && SHADOWED.insert(&goes, &stays, NOEXIST).is_ok() {
+        emit(Event {
+            tag: EVENT_DUPLICATE_LIBRARY,
+            tgid: 0,
+            process: 0,
+            at: now(),
+            cgroup_id: 0,
+            first: goes,
+            second: stays,
+        });
+    }
+    None
+}
+
+/// Closes the frame of a returning call and gives it with its 32-bit return code.
+#[inline(always)]
+pub fn leave(ctx: &RetProbeContext) -> Option<(*mut Thread, *mut Frame, u32)> {
+    let ids = bpf_get_current_pid_tgid();
+    let (tid, tgid) = (ids as u32, (ids >> 32) as u32);
+    let cookie = cookie_of(ctx);
+    let Some(thread) = THREADS.get_ptr_mut(&tid) else {
+        // SAFETY: a live map value.
+        if unsafe { (*SETTINGS.get_ptr(0)?).own_tgid } != tgid {
+            note(Note::LateReturn);
+        }
+        return None;
+    };
+    // SAFETY: a live map value that only this thread touches.
+    let mut depth = unsafe { (*thread).depth };
+    for _ in 0..MAX_DEPTH {
+        if depth == 0 {
+            break;
+        }
+        // SAFETY: 1 <= depth <= MAX_DEPTH.
+        let frame = unsafe { frame_below(thread, depth) };
+        depth -= 1;
+        // SAFETY: as above.
+        if unsafe { (*frame).cookie } == cookie.0 {
+            // SAFETY: as above; an outer call learns what an inner one saw at the kernel boundary.
+            unsafe {
+                (*thread).depth = depth;
+                if depth > 0 {
+                    let outer = frame_below(thread, depth);
+                    if (*outer).gpu == GPU_UNKNOWN {
+                        (*outer).gpu = (*frame).gpu;
+                    }
+                    (*outer).mapped_kib = (*outer).mapped_kib.saturating_add((*frame).mapped_kib);
+                }
+            }
+            return Some((thread, frame, ctx.ret::<u64>() as u32));
+        }
+        if SHADOWED.get_ptr(&cookie.library()).is_some() {
+            return None;
+        }
+    }
+    if SHADOWED.get_ptr(&cookie.library()).is_none() {
+        lose(Loss::ReturnWithoutEntry);
+    }
+    None
+}
+
+/// Counts and times a call whose GPU is known by now.
+#[inline(always)]
+pub fn finish(process: u64, frame: &Frame, gpu: u8, code: u32) {
+    record(process, Cookie(frame.cookie).operation(), frame.start, gpu, code);
+}
+
+/// A function of its own, with scalars only: the verifier walks it once a call, not once a path.
+#[inline(never)]
+fn record(process: u64, operation: u8, start: u64, gpu: u8, code: u32) {
+    count(&CALLS, &CallKey { process, operation, gpu, pad: [0; 6] }, Loss::CallMapFull);
+    if code != 0 {
+        count(&FAILURES, &FailureKey { process, operation, gpu, pad: [0; 2], code }, Loss::FailureMapFull);
+    }
+    time(process, operation, now().saturating_sub(start));
+}
+
+#[inline(always)]
+fn time(process: u64, operation: u8, duration: u64) {
+    let key = CallKey { process, operation, gpu: 0, pad: [0; 6] };
+    let Some(latency) = LATENCY.get_ptr_mut(&key).or_else(|| {
+        // SAFETY: ZERO_LATENCY has exactly one entry and nobody writes it.
+        let zero = unsafe { &*ZERO_LATENCY.get_ptr(0)? };
+        let _ = LATENCY.insert(&key, zero, NOEXIST);
+        LATENCY.get_ptr_mut(&key)
+    }) else {
+        lose(Loss::LatencyMapFull);
+        return;
+    };
+    let bits = 64 - duration.leading_zeros();
+    let bucket = (bits.saturating_sub(LATENCY_SHIFT) as usize).min(LATENCY_BUCKETS - 1);
+    // SAFETY: a live map value; the bucket is within the array.
+    unsafe {
+        let latency: *mut Latency = latency;
+        atomic::add(&raw mut (*latency).count, 1);
+        atomic::add(&raw mut (*latency).sum, duration);
+        atomic::add((&raw mut (*latency).buckets).cast::<u64>().add(bucket), 1);
+    }
+}
+
+#[uprobe]
+pub fn call_enter(ctx: ProbeContext) -> u32 {
+    let _ = enter(&ctx);
+    0
+}
+
+/// Calls that move nothing: counted and timed.
+#[uretprobe]
+pub fn count_return(ctx: RetProbeContext) -> u32 {
+    if let Some((thread, frame, code)) = leave(&ctx) {
+        // SAFETY: both point into one live map value that only this thread touches.
+        let (process, frame) = unsafe { ((*thread).process, &*frame) };
+        let place = contexts::place(thread, frame);
+        finish(process, frame, place.gpu, code);
+    }
+    0
+}
