@@ -4,12 +4,14 @@
 pub mod device;
 pub mod error;
 pub mod ids;
+pub mod node;
 pub mod sample;
 pub mod tenant;
 pub mod view;
 
 pub use cotenant_abi::{Loss, MemoryKind, Note, Operation};
-pub use device::{Absence, DeviceSample, GpuProcess, GpuSample, Reading};
+pub use device::{Absence, DeviceMemory, DeviceSample, GpuProcess, GpuSample, Reading};
 pub use error::CudaError;
 pub use ids::{GpuId, ProcessId};
+pub use node::{Node, Step, Tenants};
 pub use tenant::{Tenant, TenantKind};

@@ -1,0 +1,275 @@
+//! Owns the fold from processes to tenants, and the balance between ledger and NVML.
+//! Refuses to average, guess or smooth: every published byte is one that a source reported.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use crate::{
+    Absence, DeviceSample, GpuId, GpuProcess, GpuSample, MemoryKind, ProcessId, Reading, Tenant, TenantKind,
+    sample::{Confidence, GpuRef, Histogram, KernelSample, LedgerRow, ProcessSample},
+    view::{GpuView, MemoryTotals, Residual, TenantView},
+};
+
+/// Whom a process belongs to, as the host room found.
+#[derive(Clone, Copy, Debug)]
+pub struct Tenants<'a> {
+    pub by_process: &'a BTreeMap<ProcessId, Tenant>,
+    /// For NVML's lists, which know PIDs only.
+    pub by_pid: &'a BTreeMap<u32, Tenant>,
+}
+
+/// What one step produced.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub gpus: Vec<GpuView>,
+    pub tenants: Vec<TenantView>,
+    /// Processes whose final figures are in the accounts now: the kernel side may forget them.
+    pub retired: BTreeSet<ProcessId>,
+}
+
+/// Every tenant's account since the agent started.
+#[derive(Debug, Default)]
+pub struct Node {
+    accounts: BTreeMap<Tenant, Account>,
+    /// When the residuals were last computed: the time of the NVML poll they belong to.
+    reconciled: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    ended: Totals,
+    residual: BTreeMap<GpuId, Residual>,
+    peaks: BTreeMap<(GpuRef, MemoryKind), u64>,
+    seen: Duration,
+}
+
+/// Counters that only grow.
+#[derive(Clone, Debug, Default)]
+struct Totals {
+    memory: BTreeMap<(GpuRef, MemoryKind), MemoryTotals>,
+    operations: BTreeMap<(GpuRef, crate::Operation), u64>,
+    failures: BTreeMap<(GpuRef, crate::Operation, crate::CudaError), u64>,
+    latency: BTreeMap<crate::Operation, Histogram>,
+}
+
+impl Totals {
+    fn add(&mut self, process: &ProcessSample) {
+        for row in &process.ledger {
+            // What an ended process still held died with it.
+            let died = if process.ended.is_some() { row.live } else { 0 };
+            let totals = self.memory.entry((row.gpu.clone(), row.kind)).or_default();
+            totals.live += row.live - died;
+            totals.allocated += row.allocated;
+            totals.freed += row.freed + died;
+            totals.allocations += row.allocations;
+            totals.frees += row.frees;
+        }
+        for row in &process.calls {
+            *self.operations.entry((row.gpu.clone(), row.operation)).or_default() += row.calls;
+        }
+        for row in &process.failures {
+            *self.failures.entry((row.gpu.clone(), row.operation, row.error)).or_default() += row.count;
+        }
+        for row in &process.latency {
+            self.latency.entry(row.operation).or_default().add(&row.histogram);
+        }
+    }
+}
+
+impl Node {
+    /// One tick. `now` and `device.taken` are times since the agent started.
+    pub fn advance(
+        &mut self,
+        kernel: &KernelSample,
+        device: &DeviceSample,
+        tenants: Tenants<'_>,
+        now: Duration,
+        retention: Duration,
+    ) -> Step {
+        let mut retired = BTreeSet::new();
+        let mut live: BTreeMap<Tenant, Vec<&ProcessSample>> = BTreeMap::new();
+        for process in &kernel.processes {
+            let Some(tenant) = tenants.by_process.get(&process.id) else { continue };
+            let account = self.accounts.entry(tenant.clone()).or_default();
+            account.seen = now;
+            raise_peaks(&mut account.peaks, &process.ledger);
+            if process.ended.is_some() {
+                account.ended.add(process);
+                retired.insert(process.id);
+            } else {
+                live.entry(tenant.clone()).or_default().push(process);
+            }
+        }
+        let owners = Owners::of(device, tenants.by_pid);
+        if self.reconciled != Some(device.taken) {
+            self.reconciled = Some(device.taken);
+            self.reconcile(device, &owners, kernel);
+        }
+        for tenant in owners.tenants() {
+            self.accounts.entry(tenant.clone()).or_default().seen = now;
+        }
+        self.accounts.retain(|_, account| now.saturating_sub(account.seen) <= retention);
+        let views = self
+            .accounts
+            .iter_mut()
+            .map(|(tenant, account)| {
+                view_of(tenant, account, live.get(tenant).map_or(&[][..], Vec::as_slice), &owners)
+            })
+            .collect();
+        let gpus = device.gpus.iter().map(|gpu| gpu_view(gpu, now.saturating_sub(device.taken))).collect();
+        Step { gpus, tenants: views, retired }
+    }
+
+    /// NVML minus ledger, process by process, at the time of an NVML poll.
+    fn reconcile(&mut self, device: &DeviceSample, owners: &Owners<'_>, kernel: &KernelSample) {
+        for account in self.accounts.values_mut() {
+            account.residual.clear();
+        }
+        let by_pid: BTreeMap<u32, &ProcessSample> =
+            kernel.processes.iter().filter(|process| process.ended.is_none()).map(|p| (p.tgid, p)).collect();
+        for gpu in &device.gpus {
+            let Ok(processes) = &gpu.processes else { continue };
+            for process in processes {
+                let (Ok(bytes), Some(tenant)) = (process.bytes, owners.owner(process)) else { continue };
+                let account = self.accounts.entry(tenant).or_default();
+                let residual = account.residual.entry(gpu.id.clone()).or_default();
+                let bytes = signed(bytes);
+                let Some(known) = by_pid.get(&process.pid) else {
+                    residual.baseline += bytes;
+                    continue;
+                };
+                let difference = bytes - signed(device_bytes(known, &gpu.id));
+                match known.confidence {
+                    Confidence::Complete if difference >= 0 => residual.context += difference,
+                    Confidence::JoinedLate if difference >= 0 => residual.baseline += difference,
+                    _ => residual.drift += difference,
+                }
+            }
+        }
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// Live device bytes of a process on one GPU: the kinds that NVML counts as the process's.
+fn device_bytes(process: &ProcessSample, gpu: &GpuId) -> u64 {
+    process
+        .ledger
+        .iter()
+        .filter(|row| row.kind.is_device() && row.gpu == GpuRef::Known(gpu.clone()))
+        .map(|row| row.live)
+        .sum()
+}
+
+fn raise_peaks(peaks: &mut BTreeMap<(GpuRef, MemoryKind), u64>, ledger: &[LedgerRow]) {
+    for row in ledger {
+        let peak = peaks.entry((row.gpu.clone(), row.kind)).or_default();
+        *peak = (*peak).max(row.peak);
+    }
+}
+
+/// Whose the processes in NVML's lists are.
+struct Owners<'a> {
+    by_pid: &'a BTreeMap<u32, Tenant>,
+    bytes: BTreeMap<Tenant, BTreeMap<GpuId, Reading<u64>>>,
+    utilization: BTreeMap<Tenant, BTreeMap<GpuId, f64>>,
+}
+
+impl<'a> Owners<'a> {
+    fn of(device: &DeviceSample, by_pid: &'a BTreeMap<u32, Tenant>) -> Self {
+        let mut owners = Self { by_pid, bytes: BTreeMap::new(), utilization: BTreeMap::new() };
+        for gpu in &device.gpus {
+            for process in gpu.processes.iter().flatten() {
+                let Some(tenant) = owners.owner(process) else { continue };
+                let sum = owners.bytes.entry(tenant).or_default().entry(gpu.id.clone()).or_insert(Ok(0));
+                *sum = match (*sum, process.bytes) {
+                    (Ok(sum), Ok(bytes)) => Ok(sum + bytes),
+                    // A part that is unknown makes the sum unknown.
+                    (Err(reason), _) | (_, Err(reason)) => Err(reason),
+                };
+            }
+            for process in gpu.process_utilization.iter().flatten() {
+                if let Some(tenant) = by_pid.get(&process.pid) {
+                    let of_tenant = owners.utilization.entry(tenant.clone()).or_default();
+                    *of_tenant.entry(gpu.id.clone()).or_default() += process.sm;
+                }
+            }
+        }
+        owners
+    }
+
+    /// The MPS server works for its clients and belongs to none of them.
+    fn owner(&self, process: &GpuProcess) -> Option<Tenant> {
+        if process.mps_server {
+            return Some(Tenant::plain(TenantKind::System, "mps-server"));
+        }
+        self.by_pid.get(&process.pid).cloned()
+    }
+
+    fn tenants(&self) -> impl Iterator<Item = &Tenant> {
+        self.bytes.keys()
+    }
+}
+
+fn view_of(
+    tenant: &Tenant,
+    account: &mut Account,
+    processes: &[&ProcessSample],
+    owners: &Owners<'_>,
+) -> TenantView {
+    let mut totals = account.ended.clone();
+    for process in processes {
+        totals.add(process);
+    }
+    // A tenant of several processes peaks at least where its sum was seen, and where each of them was.
+    for (place, memory) in &mut totals.memory {
+        let peak = account.peaks.entry(place.clone()).or_default();
+        *peak = (*peak).max(memory.live);
+        memory.peak = *peak;
+    }
+    TenantView {
+        tenant: tenant.clone(),
+        processes: u32::try_from(processes.len()).unwrap_or(u32::MAX),
+        confidence: processes.iter().map(|p| p.confidence).max().unwrap_or(Confidence::Complete),
+        memory: totals.memory,
+        process_bytes: owners.bytes.get(tenant).cloned().unwrap_or_default(),
+        residual: account.residual.clone(),
+        utilization: owners.utilization.get(tenant).cloned().unwrap_or_default(),
+        operations: totals.operations,
+        failures: totals.failures,
+        latency: totals.latency,
+    }
+}
+
+/// R2: what is published as used, reserved, attributed and unattributed adds up, or is not published.
+fn gpu_view(sample: &GpuSample, age: Duration) -> GpuView {
+    let reserved = sample.memory.and_then(|memory| memory.reserved.ok_or(Absence::SymbolMissing));
+    let mut reason = None;
+    let unattributed = match (&sample.memory, &sample.processes) {
+        (Ok(memory), Ok(processes)) => {
+            let known: u64 = processes.iter().filter_map(|process| process.bytes.ok()).sum();
+            if processes.iter().any(|process| process.bytes.is_err()) {
+                reason = Some("process_bytes_unknown");
+            } else if processes.is_empty() && memory.used > 0 {
+                reason = Some("no_process_visible");
+            }
+            memory.used.checked_sub(known).ok_or(Absence::Implausible)
+        }
+        (Err(absence), _) | (_, Err(absence)) => Err(*absence),
+    };
+    GpuView {
+        sample: sample.clone(),
+        age_seconds: age.as_secs_f64(),
+        reserved,
+        unattributed,
+        unattributed_reason: reason,
+    }
+}
+
+#[cfg(test)]
+#[path = "node_tests.rs"]
+mod tests;
