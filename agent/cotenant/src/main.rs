@@ -1,1 +1,61 @@
-fn main() {}
+//! Owns the command line.
+//! Refuses work: each command is a module of its own.
+
+mod config;
+mod discovery;
+mod features;
+mod node;
+mod registry;
+mod run;
+mod serve;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// Says who hurts whom on a shared GPU.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the agent: watch the CUDA driver on this node and serve what it sees.
+    Run(config::Overrides),
+    /// Look at the configuration.
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Check a configuration file and say what is wrong with it, by line.
+    Check { file: PathBuf },
+    /// Print every key with its default, commented.
+    Default,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Run(overrides) => config::load(&overrides).and_then(run::run),
+        Command::Config { command: ConfigCommand::Check { file } } => {
+            config::read(&file).map(|_| println!("{}: ok", file.display()))
+        }
+        Command::Config { command: ConfigCommand::Default } => {
+            print!("{}", config::COMMENTED);
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cotenant: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

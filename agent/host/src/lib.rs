@@ -1,1 +1,54 @@
-//! Placeholder
+//! Owns what this host says: processes, cgroups, mapped libraries, tracefs and BTF, as facts and identities.
+//! Refuses the GPU and the kernel's programs; it only ever reads, except to mount tracefs when asked.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that unwraps fails at the right line"))]
+
+pub mod btf;
+mod cgroup;
+mod elf;
+mod error;
+mod facts;
+mod library;
+mod mappings;
+mod names;
+mod process;
+mod read;
+pub mod tenant;
+pub mod tracefs;
+
+use std::path::{Path, PathBuf};
+
+pub use cgroup::Runtime;
+pub use elf::{ElfError, Exports, exports};
+pub use error::HostError;
+pub use facts::KernelVersion;
+pub use library::{Library, LibraryError, is_libcuda};
+pub use mappings::{Mapping, Mappings};
+pub use names::{HostNames, Names, PodName};
+pub use process::{Namespace, SelfCost};
+pub use tenant::{CgroupView, Identity, identify};
+
+/// A host as a directory tree, so that tests can bring a recorded one.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// The host that this process sees.
+    pub fn live() -> Self {
+        Self::at("/")
+    }
+
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// `path` (with or without its leading slash) on this host.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+}

@@ -1,0 +1,246 @@
+//! Owns the configuration: one TOML file, flags over it, every key checked.
+//! Refuses unknown keys and values out of range, with their place and what is allowed.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::Deserialize;
+
+/// Every key with its comment, as shipped.
+pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
+const DEFAULT_FILE: &str = "/etc/cotenant/cotenant.toml";
+/// Set for tenants of a simulated node; an agent that has it set may ask the simulated NVML more often.
+const SIMULATED: &str = "COTENANT_SIM_NODE";
+
+/// Flags that override the file.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Overrides {
+    /// Configuration file [default: /etc/cotenant/cotenant.toml, if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Address to serve on [default: 127.0.0.1:9468]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// NVML library to load
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nvml_library: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    pub(crate) server: Server,
+    pub(crate) agent: Agent,
+    pub(crate) kernel: Kernel,
+    pub(crate) nvml: Nvml,
+    pub(crate) tenants: Tenants,
+    pub(crate) log: Log,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Server {
+    pub(crate) listen: SocketAddr,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Agent {
+    #[serde(with = "humantime_serde")]
+    pub(crate) interval: Duration,
+    pub(crate) root: PathBuf,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Kernel {
+    pub(crate) processes: u32,
+    pub(crate) threads: u32,
+    pub(crate) pointers: u32,
+    pub(crate) handles: u32,
+    pub(crate) syscall_tracepoint: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Nvml {
+    pub(crate) enabled: bool,
+    pub(crate) library: Option<PathBuf>,
+    #[serde(with = "humantime_serde")]
+    pub(crate) interval: Duration,
+    #[serde(with = "humantime_serde")]
+    pub(crate) deadline: Duration,
+    pub(crate) pcie: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Tenants {
+    pub(crate) max: usize,
+    #[serde(with = "humantime_serde")]
+    pub(crate) retention: Duration,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Log {
+    pub(crate) level: String,
+    pub(crate) format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9468)) }
+    }
+}
+
+impl Default for Agent {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(1), root: PathBuf::from("/") }
+    }
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        let cotenant_kernel::MapSizes { processes, threads, pointers, handles } = Default::default();
+        Self { processes, threads, pointers, handles, syscall_tracepoint: true }
+    }
+}
+
+impl Default for Nvml {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            library: None,
+            interval: Duration::from_secs(10),
+            deadline: Duration::from_secs(2),
+            pcie: false,
+        }
+    }
+}
+
+impl Default for Tenants {
+    fn default() -> Self {
+        Self { max: 512, retention: Duration::from_secs(900) }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}
+
+/// Whether this agent watches a simulated node.
+pub(crate) fn simulated() -> bool {
+    std::env::var_os(SIMULATED).is_some()
+}
+
+pub(crate) fn load(overrides: &Overrides) -> Result<Config> {
+    let mut config = match &overrides.config {
+        Some(file) => read(file)?,
+        None if Path::new(DEFAULT_FILE).exists() => read(Path::new(DEFAULT_FILE))?,
+        None => Config::default(),
+    };
+    if let Some(listen) = overrides.listen {
+        config.server.listen = listen;
+    }
+    if let Some(library) = &overrides.nvml_library {
+        config.nvml.library = Some(library.clone());
+    }
+    Ok(config)
+}
+
+pub(crate) fn read(file: &Path) -> Result<Config> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    parse(&text).with_context(|| format!("{} is not a valid configuration", file.display()))
+}
+
+fn parse(text: &str) -> Result<Config> {
+    let config: Config = toml::from_str(text)?;
+    check(&config)?;
+    Ok(config)
+}
+
+fn check(config: &Config) -> Result<()> {
+    let Config { agent, kernel, nvml, tenants, .. } = config;
+    let floor = cotenant_device::MIN_INTERVAL;
+    if agent.interval < Duration::from_millis(100) {
+        bail!("agent.interval is {:?}: reading the maps more often than every 100ms only costs CPU", agent.interval);
+    }
+    if nvml.interval < floor && !simulated() {
+        bail!(
+            "nvml.interval is {:?}: not below {floor:?}, because NVML's process queries take the driver's locks",
+            nvml.interval
+        );
+    }
+    if nvml.deadline.is_zero() {
+        bail!("nvml.deadline is 0: no call can meet it; the default is 2s");
+    }
+    for (key, value, most) in [
+        ("processes", kernel.processes, 1 << 18),
+        ("threads", kernel.threads, 1 << 20),
+        ("pointers", kernel.pointers, 1 << 26),
+        ("handles", kernel.handles, 1 << 24),
+    ] {
+        if !(64..=most).contains(&value) {
+            bail!("kernel.{key} is {value}: allowed are 64 to {most}");
+        }
+    }
+    if tenants.max == 0 {
+        bail!("tenants.max is 0: every tenant would be \"other\"; allowed is 1 and more");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commented_file_names_every_key_with_its_default() {
+        let uncommented: String = COMMENTED
+            .lines()
+            .map(|line| match line.strip_prefix("# ") {
+                Some(key) if key.contains(" = ") && !key.starts_with("library") => format!("{key}\n"),
+                _ => format!("{line}\n"),
+            })
+            .collect();
+        let config = parse(&uncommented).expect("the shipped file is valid");
+        assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_line() {
+        let error = format!("{:#}", parse("[server]\nlisten = \"127.0.0.1:1\"\nport = 3\n").unwrap_err());
+        assert!(error.contains("line 3") && error.contains("port"), "{error}");
+    }
+
+    #[test]
+    fn c47_a_poll_faster_than_the_floor_is_refused_with_the_reason() {
+        let error = format!("{:#}", parse("[nvml]\ninterval = \"1s\"\n").unwrap_err());
+        assert!(error.contains("locks"), "{error}");
+    }
+
+    #[test]
+    fn values_out_of_range_say_what_is_allowed() {
+        for (text, word) in
+            [("[kernel]\npointers = 1\n", "64 to"), ("[tenants]\nmax = 0\n", "1 and more"), ("[nvml]\ndeadline = \"0s\"\n", "2s")]
+        {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Owns which libcuda files are probed: found by their mapping, released after their last mapper.
+//! Refuses paths as identity: a library is its device and inode.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use cotenant_abi::SYMBOLS;
+use cotenant_host::{Host, Library, Mapping, exports, is_libcuda};
+use cotenant_kernel::{Happening, LibraryId, Probes, Watcher};
+use cotenant_model::sample::LibraryState;
+use tracing::{debug, info, warn};
+
+use crate::registry::Registry;
+
+/// Wait for events this long; also how fast a stop is seen.
+const WAIT: Duration = Duration::from_millis(200);
+/// A file without mappers stays attached this long: programs restart, and detaching is slow.
+const LINGER: Duration = Duration::from_secs(60);
+/// Between looks at every process where mappings cannot be watched.
+const BLIND_SCAN: Duration = Duration::from_secs(2);
+const REAP: Duration = Duration::from_secs(5);
+
+struct Watched {
+    id: LibraryId,
+    state: LibraryState,
+    /// PID and start time of each process that maps it.
+    mappers: BTreeSet<(u32, u64)>,
+    empty_since: Option<Instant>,
+}
+
+pub(crate) struct Discovery {
+    host: Host,
+    watcher: Watcher,
+    probes: Probes,
+    registry: Arc<Mutex<Registry>>,
+    published: Arc<ArcSwap<Vec<LibraryState>>>,
+    libraries: BTreeMap<(u64, u64), Watched>,
+    next: u32,
+    own_pid: u32,
+}
+
+impl Discovery {
+    pub(crate) fn new(
+        host: Host,
+        watcher: Watcher,
+        probes: Probes,
+        registry: Arc<Mutex<Registry>>,
+        published: Arc<ArcSwap<Vec<LibraryState>>>,
+    ) -> Self {
+        let own_pid = std::process::id();
+        Self { host, watcher, probes, registry, published, libraries: BTreeMap::new(), next: 0, own_pid }
+    }
+
+    /// Until `stop`. Everything is detached when this returns.
+    pub(crate) fn run(mut self, stop: &AtomicBool) {
+        let blind = self.watcher.blind.is_some();
+        // Watching began when the watcher was opened: nothing that maps a library from here on is missed.
+        self.scan();
+        let (mut scanned, mut reaped) = (Instant::now(), Instant::now());
+        while !stop.load(Ordering::Relaxed) {
+            let happenings = match self.watcher.wait(WAIT) {
+                Ok(happenings) => happenings,
+                Err(error) => {
+                    warn!(error = %chain(&error), "cannot wait for kernel events; looking at every process instead");
+                    std::thread::sleep(WAIT);
+                    Vec::new()
+                }
+            };
+            let mut lost = false;
+            for happening in happenings {
+                lost |= matches!(happening, Happening::MappingsLost(_));
+                self.react(happening);
+            }
+            if lost || blind && scanned.elapsed() >= BLIND_SCAN {
+                self.scan();
+                scanned = Instant::now();
+            }
+            if reaped.elapsed() >= REAP {
+                self.reap();
+                reaped = Instant::now();
+            }
+        }
+    }
+
+    fn react(&mut self, happening: Happening) {
+        match happening {
+            Happening::Mapped { pid, path, .. } if is_libcuda(&path) => self.examine(pid),
+            Happening::ProcessSeen { id, tgid, cgroup_id } => {
+                if let Ok(mut registry) = self.registry.lock() {
+                    registry.meet(id, tgid, cgroup_id);
+                }
+            }
+            Happening::DuplicateLibrary { goes, stays } => self.merge(goes, stays),
+            Happening::Mapped { .. } | Happening::MappingsLost(_) | Happening::ProcessEnded { .. } => {}
+        }
+    }
+
+    fn scan(&mut self) {
+        let Ok(pids) = self.host.processes() else { return };
+        for pid in pids {
+            self.examine(pid);
+        }
+    }
+
+    /// Looks at one process's mappings and takes every libcuda among them under observation.
+    fn examine(&mut self, pid: u32) {
+        if pid == self.own_pid {
+            return;
+        }
+        let Ok(mappings) = self.host.mappings(pid) else { return };
+        let libraries: Vec<Mapping> =
+            mappings.rows.into_iter().filter(|row| row.executable && is_libcuda(&row.path)).collect();
+        if libraries.is_empty() {
+            return;
+        }
+        let Ok(start) = self.host.start(pid) else { return };
+        for mapping in libraries {
+            match self.host.open_mapped(pid, &mapping) {
+                Ok(library) => self.observe(pid, start, &library),
+                Err(error) => warn!(pid, error = %chain(&error), "a libcuda cannot be probed"),
+            }
+        }
+        if let Ok(mut registry) = self.registry.lock() {
+            registry.foresee(pid);
+        }
+    }
+
+    fn observe(&mut self, pid: u32, start: u64, library: &Library) {
+        let key = (library.device, library.inode);
+        if !self.libraries.contains_key(&key) {
+            let watched = self.attach(library);
+            self.libraries.insert(key, watched);
+        }
+        if let Some(watched) = self.libraries.get_mut(&key) {
+            watched.mappers.insert((pid, start));
+            watched.empty_since = None;
+            watched.state.processes = u32::try_from(watched.mappers.len()).unwrap_or(u32::MAX);
+        }
+        self.publish();
+    }
+
+    fn attach(&mut self, library: &Library) -> Watched {
+        let begun = Instant::now();
+        let id = LibraryId(self.next);
+        self.next = self.next.wrapping_add(1);
+        let mut state = LibraryState {
+            path: library.path.clone(),
+            device: library.device,
+            inode: library.inode,
+            attached: 0,
+            missing: 0,
+            failed: 0,
+            processes: 0,
+            refused: None,
+        };
+        let names: Vec<&str> = SYMBOLS.iter().map(|symbol| symbol.name).collect();
+        match exports(&library.file, &names) {
+            Ok(exports) => {
+                let path = PathBuf::from(format!("/proc/self/fd/{}", library.file.as_raw_fd()));
+                let attached = self.probes.attach(id, &path, &exports.found);
+                state.attached = attached.symbols + attached.twins;
+                state.missing = u32::try_from(exports.missing.len()).unwrap_or(u32::MAX);
+                state.failed = u32::try_from(attached.failed.len() + exports.refused.len()).unwrap_or(u32::MAX);
+                for (symbol, error) in &attached.failed {
+                    warn!(symbol, error = %chain(error), "a symbol cannot be probed");
+                }
+                if exports.found.is_empty() {
+                    state.refused = Some("it exports none of the driver's memory calls".to_owned());
+                }
+                info!(
+                    path = state.path,
+                    device = state.device,
+                    inode = state.inode,
+                    symbols = state.attached,
+                    missing = state.missing,
+                    failed = state.failed,
+                    milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+                    "library probed"
+                );
+            }
+            Err(error) => {
+                warn!(path = state.path, error = %chain(&error), "library refused");
+                state.refused = Some(error.to_string());
+            }
+        }
+        Watched { id, state, mappers: BTreeSet::new(), empty_since: None }
+    }
+
+    /// Two files turned out to be one inode underneath: the probes of the first go, its processes stay.
+    fn merge(&mut self, goes: LibraryId, stays: LibraryId) {
+        info!(goes = goes.0, stays = stays.0, "two libraries share their code: one set of probes is enough");
+        self.probes.detach(goes);
+    }
+
+    /// Lets go of files that nobody maps any more.
+    fn reap(&mut self) {
+        let host = &self.host;
+        for watched in self.libraries.values_mut() {
+            watched.mappers.retain(|(pid, start)| host.alive(*pid, *start));
+            watched.state.processes = u32::try_from(watched.mappers.len()).unwrap_or(u32::MAX);
+            if watched.mappers.is_empty() {
+                watched.empty_since.get_or_insert_with(Instant::now);
+            }
+        }
+        let probes = &mut self.probes;
+        self.libraries.retain(|_, watched| {
+            let idle = watched.empty_since.is_some_and(|since| since.elapsed() >= LINGER);
+            if idle {
+                debug!(path = watched.state.path, "library released");
+                probes.detach(watched.id);
+            }
+            !idle
+        });
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let states = self.libraries.values().map(|watched| watched.state.clone()).collect();
+        self.published.store(Arc::new(states));
+    }
+}
+
+/// An error with its causes, once.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,122 @@
+//! Owns who each process belongs to, as far as anyone asked: found once, kept while it is needed.
+//! Refuses to change its mind: a process's tenant is what it was at first sight.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cotenant_host::{CgroupView, Host, HostNames, identify};
+use cotenant_model::{ProcessId, Tenant, TenantKind, sample::ProcessSample};
+
+/// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
+const ROOT_CGROUP: u64 = 1;
+
+#[derive(Debug)]
+pub(crate) struct Registry {
+    host: Host,
+    names: HostNames,
+    view: CgroupView,
+    by_process: BTreeMap<ProcessId, Tenant>,
+    /// With the start time that makes a PID an identity.
+    by_pid: BTreeMap<u32, (u64, Tenant)>,
+    /// Tenants by cgroup, for processes that are gone before anyone looked.
+    by_cgroup: BTreeMap<u64, Tenant>,
+}
+
+impl Registry {
+    pub(crate) fn new(host: Host) -> Self {
+        let view = match host.in_initial_cgroup_namespace() {
+            Ok(false) => CgroupView::Private,
+            _ => CgroupView::Host,
+        };
+        Self {
+            names: HostNames::new(host.clone()),
+            host,
+            view,
+            by_process: BTreeMap::new(),
+            by_pid: BTreeMap::new(),
+            by_cgroup: BTreeMap::new(),
+        }
+    }
+
+    /// First contact: now, while it lives. `None` when it is gone already.
+    fn look(&mut self, pid: u32) -> Option<Tenant> {
+        let start = self.host.start(pid).ok()?;
+        if let Some((known, tenant)) = self.by_pid.get(&pid)
+            && *known == start
+        {
+            return Some(tenant.clone());
+        }
+        let cgroup = self.host.cgroup(pid).ok()?;
+        let uid = self.host.uid(pid).ok()?;
+        // The same process must have been there all along.
+        if !self.host.alive(pid, start) {
+            return None;
+        }
+        let tenant = identify(&cgroup, uid, self.view, &self.names).tenant;
+        self.by_pid.insert(pid, (start, tenant.clone()));
+        Some(tenant)
+    }
+
+    /// A process made its first traced call.
+    pub(crate) fn meet(&mut self, id: ProcessId, tgid: u32, cgroup_id: u64) {
+        if self.by_process.contains_key(&id) {
+            return;
+        }
+        let of_cgroup = (cgroup_id > ROOT_CGROUP).then_some(cgroup_id);
+        let tenant = match self.look(tgid) {
+            Some(tenant) => {
+                if let Some(cgroup) = of_cgroup {
+                    self.by_cgroup.insert(cgroup, tenant.clone());
+                }
+                tenant
+            }
+            None => of_cgroup
+                .and_then(|cgroup| self.by_cgroup.get(&cgroup).cloned())
+                .unwrap_or_else(|| Tenant::plain(TenantKind::Unknown, "gone")),
+        };
+        self.by_process.insert(id, tenant);
+    }
+
+    /// Before a process calls the driver: it has mapped it.
+    pub(crate) fn foresee(&mut self, pid: u32) {
+        self.look(pid);
+    }
+
+    /// The tenants of these processes and of these PIDs; whatever else was known is forgotten.
+    pub(crate) fn resolve(&mut self, processes: &[ProcessSample], pids: &BTreeSet<u32>) -> Resolved {
+        for process in processes {
+            self.meet(process.id, process.tgid, process.cgroup_id);
+        }
+        let by_process: BTreeMap<_, _> = processes
+            .iter()
+            .filter_map(|process| Some((process.id, self.by_process.get(&process.id)?.clone())))
+            .collect();
+        let by_pid = pids
+            .iter()
+            .map(|pid| {
+                let gone = || Tenant::plain(TenantKind::Unknown, "gone");
+                (*pid, self.look(*pid).unwrap_or_else(gone))
+            })
+            .collect();
+        Resolved { by_process, by_pid }
+    }
+
+    /// Forgets what is no longer running. Cgroups stay as long as a tenant of theirs does.
+    pub(crate) fn forget(&mut self, retired: &BTreeSet<ProcessId>) {
+        for id in retired {
+            self.by_process.remove(id);
+        }
+        if !retired.is_empty() {
+            let host = &self.host;
+            self.by_pid.retain(|pid, (start, _)| host.alive(*pid, *start));
+            if self.by_cgroup.len() > 4096 {
+                let used: BTreeSet<&Tenant> = self.by_process.values().collect();
+                self.by_cgroup.retain(|_, tenant| used.contains(tenant));
+            }
+        }
+    }
+}
+
+pub(crate) struct Resolved {
+    pub(crate) by_process: BTreeMap<ProcessId, Tenant>,
+    pub(crate) by_pid: BTreeMap<u32, Tenant>,
+}

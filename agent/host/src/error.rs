@@ -1,0 +1,33 @@
+//! Owns why a fact about the host could not be had.
+//! Refuses library and ELF errors, which have their own types beside their doors.
+
+use std::io;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    #[error("could not read {}; run as root in the host's namespaces", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is longer than {limit} bytes and was not read", path.display())]
+    TooLong { path: PathBuf, limit: u64 },
+    #[error("{} does not look like this kernel's format: {what}; report it with `uname -r`", path.display())]
+    Malformed { path: PathBuf, what: &'static str },
+    #[error(
+        "tracefs is not mounted and could not be mounted at {}; run `mount -t tracefs tracefs \
+         /sys/kernel/tracing` on the host, or mount it into the container", path.display()
+    )]
+    MountTracefs { path: PathBuf, source: io::Error },
+}
+
+impl HostError {
+    /// The process or file went away while it was asked about.
+    pub fn is_gone(&self) -> bool {
+        const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
+        match self {
+            Self::Read { source, .. } => {
+                source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(ESRCH)
+            }
+            _ => false,
+        }
+    }
+}

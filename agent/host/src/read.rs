@@ -1,0 +1,31 @@
+//! Owns bounded reading: nothing a tenant can make long is read whole.
+//! Refuses parsing.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use crate::HostError;
+
+/// The whole file, or an error if it is longer than `limit`.
+pub(crate) fn bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HostError> {
+    let failed = |source| HostError::Read { path: path.to_owned(), source };
+    let mut content = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(limit + 1).read_to_end(&mut content).map_err(failed)?;
+    if content.len() as u64 > limit {
+        return Err(HostError::TooLong { path: path.to_owned(), limit });
+    }
+    Ok(content)
+}
+
+/// As [`bytes`], with what is not UTF-8 replaced.
+pub(crate) fn text(path: &Path, limit: u64) -> Result<String, HostError> {
+    Ok(String::from_utf8_lossy(&bytes(path, limit)?).into_owned())
+}
+
+/// Names in a directory, at most `limit`; none if it cannot be read.
+pub(crate) fn names_in(path: &Path, limit: usize) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
+    entries.take(limit).flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
