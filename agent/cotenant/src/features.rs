@@ -1,0 +1,102 @@
+//! Owns what this host lets the agent do, asked once at start, and how that is said.
+//! Refuses to fail the start for one missing facility: each costs its own feature only.
+
+use cotenant_host::Host;
+use cotenant_kernel::{Boundary, ExitRule, HostFacts, Kernel, Plan};
+use cotenant_model::view::{Feature, FeatureState};
+
+use crate::discovery::chain;
+
+pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
+    let mut features = Vec::new();
+    if let Err(error) = host.ensure_mounted() {
+        features.push(feature("tracefs", FeatureState::Broken, chain(&error)));
+    } else {
+        features.push(feature("tracefs", FeatureState::Active, String::new()));
+    }
+    let kernel = host.kernel_version().map_or((0, 0), |version| (version.major, version.minor));
+    let offset = |category, event, field: &str| {
+        host.event_format(category, event).ok()?.field(field).map(|field| field.offset)
+    };
+    let signal_live = host.btf().ok().and_then(|btf| {
+        Some((btf.member_offset("task_struct", "signal").ok()?, btf.member_offset("signal_struct", "live").ok()?))
+    });
+    let kprobes = host.has_kprobes();
+    let facts = HostFacts {
+        kernel,
+        kprobes,
+        // Reading all of kallsyms takes tens of milliseconds; without kprobes the answer changes nothing.
+        uvm_symbol: kprobes
+            && host.kernel_symbols(&["uvm_unlocked_ioctl_entry"]).is_ok_and(|found| found.first() == Some(&true)),
+        ioctl_tracepoint: host.event_format("syscalls", "sys_enter_ioctl").is_ok(),
+        group_dead_offset: offset("sched", "sched_process_exit", "group_dead"),
+        signal_live,
+    };
+    (facts, features)
+}
+
+/// The state of everything that was planned, after the attempt.
+pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
+    let failed = |name: &str| {
+        kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| chain(error))
+    };
+    let mut features = vec![feature("allocation_probes", FeatureState::Active, String::new())];
+    features.push(match (failed("boundary"), plan.boundary) {
+        (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
+        (None, Boundary::ContextOnly) => feature(
+            "gpu_boundary",
+            FeatureState::Degraded,
+            "no kprobes and no syscalls tracepoint: the GPU of an allocation is known from its context only".into(),
+        ),
+        (None, boundary) => feature("gpu_boundary", FeatureState::Active, boundary.as_str().into()),
+    });
+    features.push(match (failed("process_exit").or_else(|| failed("process_exec")), plan.exit) {
+        (Some(reason), _) => feature("process_life", FeatureState::Broken, reason),
+        (None, ExitRule::Leader) => feature(
+            "process_life",
+            FeatureState::Degraded,
+            "no group_dead field and no BTF: a process counts as gone when its main thread is".into(),
+        ),
+        (None, _) => feature("process_life", FeatureState::Active, String::new()),
+    });
+    features.push(match (failed("unmap_return"), plan.unmap) {
+        (Some(reason), _) => feature("vmm_unmap", FeatureState::Broken, reason),
+        (None, false) => feature(
+            "vmm_unmap",
+            FeatureState::Unsupported,
+            "needs bpf_loop (Linux 5.17): memory released while still mapped stays booked until its process ends"
+                .into(),
+        ),
+        (None, true) => feature("vmm_unmap", FeatureState::Active, String::new()),
+    });
+    features.push(match &kernel.watcher.blind {
+        Some(error) => feature("mapping_watch", FeatureState::Degraded, chain(error)),
+        None => feature("mapping_watch", FeatureState::Active, String::new()),
+    });
+    features
+}
+
+/// Without the kernel side: every one of its features is broken for the same reason.
+pub(crate) fn without_kernel(reason: &str) -> Vec<Feature> {
+    ["allocation_probes", "gpu_boundary", "process_life", "vmm_unmap", "mapping_watch"]
+        .map(|name| feature(name, FeatureState::Broken, reason.to_owned()))
+        .into()
+}
+
+pub(crate) fn pid_namespace(host: &Host) -> Feature {
+    match host.in_initial_pid_namespace() {
+        Ok(true) => feature("host_pid_namespace", FeatureState::Active, String::new()),
+        Ok(false) => feature(
+            "host_pid_namespace",
+            FeatureState::Degraded,
+            "not in the host's PID namespace: NVML's process lists mean nothing here (set hostPID: true, or run \
+             with --pid=host)"
+                .into(),
+        ),
+        Err(error) => feature("host_pid_namespace", FeatureState::Broken, chain(&error)),
+    }
+}
+
+pub(crate) fn feature(name: &'static str, state: FeatureState, reason: String) -> Feature {
+    Feature { name, state, reason }
+}

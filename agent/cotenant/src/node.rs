@@ -1,0 +1,186 @@
+//! Owns the tick: read, resolve, advance, publish, in that order.
+//! Refuses everything slow: NVML has its own thread, encoding happens at the scrape.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use cotenant_device::{Condition, Device};
+use cotenant_export::{Guard, Limits};
+use cotenant_host::Host;
+use cotenant_kernel::Reader;
+use cotenant_model::{
+    Absence, DeviceSample, GpuId, Node, Tenants,
+    sample::{KernelSample, LibraryState},
+    view::{AgentView, Feature, FeatureState, View},
+};
+use tracing::warn;
+
+use crate::{
+    config::Config,
+    discovery::chain,
+    features::feature,
+    registry::Registry,
+};
+
+pub(crate) struct Ticker {
+    pub(crate) host: Host,
+    pub(crate) reader: Option<Reader>,
+    pub(crate) device: Option<Device>,
+    pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
+    pub(crate) features: Vec<Feature>,
+    pub(crate) published: Arc<ArcSwapOption<View>>,
+    pub(crate) started: Instant,
+    pub(crate) started_unix: f64,
+}
+
+/// What one tick leaves for the next.
+struct State {
+    node: Node,
+    guard: Guard,
+    known: Vec<GpuId>,
+    cost: Duration,
+}
+
+impl Ticker {
+    pub(crate) fn run(mut self, config: &Config, stop: &AtomicBool) {
+        let mut state = State {
+            node: Node::default(),
+            guard: Guard::new(Limits { max_tenants: config.tenants.max }),
+            known: Vec::new(),
+            cost: Duration::ZERO,
+        };
+        while !stop.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            let view = self.tick(&mut state, config.tenants.retention);
+            self.published.store(Some(Arc::new(view)));
+            state.cost = begun.elapsed();
+            std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
+        }
+    }
+
+    fn tick(&mut self, state: &mut State, retention: Duration) -> View {
+        let device = self.device.as_ref().map_or_else(
+            || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
+            Device::latest,
+        );
+        let kernel = self.read(state, &device);
+        let now = self.started.elapsed();
+        let pids: BTreeSet<u32> = device
+            .gpus
+            .iter()
+            .flat_map(|gpu| {
+                let listed = gpu.processes.iter().flatten().map(|process| process.pid);
+                listed.chain(gpu.process_utilization.iter().flatten().map(|process| process.pid))
+            })
+            .collect();
+        let resolved = self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
+        let empty = (BTreeMap::new(), BTreeMap::new());
+        let (by_process, by_pid) = resolved.as_ref().map_or((&empty.0, &empty.1), |r| (&r.by_process, &r.by_pid));
+        let step = state.node.advance(&kernel, &device, Tenants { by_process, by_pid }, now, retention);
+        if let Some(reader) = &mut self.reader
+            && let Err(error) = reader.retire(&step.retired)
+        {
+            warn!(error = %chain(&error), "ended processes could not be cleared from the maps");
+        }
+        if let Ok(mut registry) = self.registry.lock() {
+            registry.forget(&step.retired);
+        }
+        let mut view = View {
+            taken_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+            started_unix: self.started_unix,
+            gpus: step.gpus,
+            tenants: step.tenants,
+            agent: self.agent(kernel, &device, now, state.cost),
+        };
+        state.guard.fold(&mut view);
+        view
+    }
+
+    fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
+        let Some(reader) = &mut self.reader else { return KernelSample::default() };
+        let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
+        if gpus != state.known && !gpus.is_empty() {
+            match reader.know_gpus(&gpus) {
+                Ok(()) => state.known = gpus,
+                Err(error) => warn!(error = %chain(&error), "the GPUs could not be made known to the probes"),
+            }
+        }
+        let only = match state.known.as_slice() {
+            [only] => Some(only.clone()),
+            _ => None,
+        };
+        reader.read(only.as_ref()).unwrap_or_else(|error| {
+            warn!(error = %chain(&error), "the maps could not be read");
+            KernelSample::default()
+        })
+    }
+
+    fn agent(&self, kernel: KernelSample, device: &DeviceSample, now: Duration, cost: Duration) -> AgentView {
+        let own = self.host.self_cost().ok();
+        let mut absences = BTreeMap::new();
+        for gpu in &device.gpus {
+            for (reading, reason) in [
+                ("memory", gpu.memory.as_ref().err()),
+                ("processes", gpu.processes.as_ref().err()),
+                ("utilization", gpu.utilization.as_ref().err()),
+            ] {
+                if let Some(reason) = reason {
+                    *absences.entry((reading, *reason)).or_default() += 1;
+                }
+            }
+        }
+        let mut features = self.features.clone();
+        features.push(self.nvml_feature(device));
+        AgentView {
+            version: env!("CARGO_PKG_VERSION"),
+            losses: kernel.losses,
+            notes: kernel.notes,
+            maps: kernel.maps,
+            libraries: self.libraries.load().as_ref().clone(),
+            features,
+            nvml: device.library.clone(),
+            nvml_age_seconds: device.library.is_ok().then(|| now.saturating_sub(device.taken).as_secs_f64()),
+            nvml_calls: device.calls.clone(),
+            nvml_absences: absences,
+            cpu_seconds: own.map_or(0.0, |own| own.cpu_seconds),
+            resident_bytes: own.map_or(0, |own| own.resident_bytes),
+            tick_seconds: cost.as_secs_f64(),
+            tenants_folded: 0,
+            probe_cost_seconds: None,
+        }
+    }
+
+    fn nvml_feature(&self, device: &DeviceSample) -> Feature {
+        let Some(live) = &self.device else {
+            return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
+        };
+        let reason = match device.library {
+            Ok(_) => return feature("nvml", FeatureState::Active, String::new()),
+            Err(reason) => reason,
+        };
+        let remedy = match reason {
+            Absence::LibraryMissing => {
+                "libnvidia-ml.so.1 was not found: install the driver, or set nvml.library to its path"
+            }
+            Absence::VersionMismatch => "library and kernel module differ: reload the module or reboot",
+            Absence::Timeout => "a call has not come back: the driver is stuck",
+            Absence::NoPermission => "no permission: run as root with access to /dev/nvidia*",
+            Absence::NotYet => "not asked yet",
+            _ => "NVML does not answer",
+        };
+        let state = match live.health().condition {
+            Condition::Starting => FeatureState::Degraded,
+            _ if reason == Absence::LibraryMissing => FeatureState::Unsupported,
+            _ => FeatureState::Broken,
+        };
+        feature("nvml", state, format!("{}: {remedy}", reason.as_str()))
+    }
+}

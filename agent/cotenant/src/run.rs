@@ -1,0 +1,162 @@
+//! Owns the life of the agent: start what this host allows, serve, stop clean.
+//! Refuses to stop for one missing facility, and to leave anything attached.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use arc_swap::{ArcSwap, ArcSwapOption};
+use cotenant_device::{Device, NvmlConfig};
+use cotenant_host::Host;
+use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tracing::{info, warn};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    config::{Config, LogFormat, simulated},
+    discovery::{Discovery, chain},
+    features,
+    node::Ticker,
+    registry::Registry,
+    serve::router,
+};
+
+pub(crate) fn run(config: Config) -> Result<()> {
+    log(&config)?;
+    let started = Instant::now();
+    let host = Host::at(&config.agent.root);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the HTTP threads")?;
+    // The port first: two agents on one port are told apart before anything is attached.
+    let listener = runtime.block_on(TcpListener::bind(config.server.listen)).with_context(|| {
+        format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
+    })?;
+    let (facts, mut features) = features::facts(&host);
+    let plan = decide(&facts, Choices { syscall_tracepoint: config.kernel.syscall_tracepoint });
+    let sizes = MapSizes {
+        processes: config.kernel.processes,
+        threads: config.kernel.threads,
+        pointers: config.kernel.pointers,
+        handles: config.kernel.handles,
+    };
+    let kernel = match start(&plan, sizes, std::process::id()) {
+        Ok(kernel) => {
+            features.extend(features::kernel(&plan, &kernel));
+            Some(kernel)
+        }
+        Err(error) => {
+            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
+            features.extend(features::without_kernel(&chain(&error)));
+            None
+        }
+    };
+    let namespace = features::pid_namespace(&host);
+    let device = nvml(&config, namespace.state == cotenant_model::view::FeatureState::Active, started);
+    features.push(namespace);
+    for feature in &features {
+        info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
+    }
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let published = Arc::new(ArcSwapOption::empty());
+    let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
+    let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
+    let mut threads = Vec::new();
+    let mut reader = None;
+    if let Some(Kernel { reader: maps, probes, watcher, .. }) = kernel {
+        reader = Some(maps);
+        let discovery =
+            Discovery::new(host.clone(), watcher, probes, Arc::clone(&registry), Arc::clone(&libraries));
+        let stop = Arc::clone(&stop);
+        threads.push(spawn("discovery", move || discovery.run(&stop))?);
+    }
+    let ticker = Ticker {
+        host,
+        reader,
+        device,
+        registry,
+        libraries,
+        features,
+        published: Arc::clone(&published),
+        started,
+        started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+    };
+    {
+        let (config, stop) = (config.clone(), Arc::clone(&stop));
+        threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
+    }
+    info!(address = %config.server.listen, "serving");
+    let served = runtime.block_on(async {
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        axum::serve(listener, router(published))
+            .with_graceful_shutdown(async move {
+                tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+            })
+            .into_future()
+            .await
+    });
+    info!("stopping");
+    stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.thread().unpark();
+        if thread.join().is_err() {
+            warn!("a thread ended in panic");
+        }
+    }
+    // A connection that a client holds open must not hold the stop up.
+    runtime.shutdown_background();
+    served.context("the HTTP server failed")
+}
+
+fn log(config: &Config) -> Result<()> {
+    let filter = EnvFilter::try_new(&config.log.level)
+        .with_context(|| format!("log.level {:?} is not a level or filter", config.log.level))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match config.log.format {
+        LogFormat::Json => builder.json().init(),
+        LogFormat::Text => builder.init(),
+    }
+    Ok(())
+}
+
+fn nvml(config: &Config, host_pid_namespace: bool, started: Instant) -> Option<Device> {
+    if !config.nvml.enabled {
+        return None;
+    }
+    let nvml = NvmlConfig {
+        library: config.nvml.library.clone(),
+        interval: config.nvml.interval,
+        test_interval: simulated().then_some(config.nvml.interval),
+        deadline: config.nvml.deadline,
+        pcie: config.nvml.pcie,
+        host_pid_namespace,
+        ..NvmlConfig::default()
+    };
+    match Device::spawn(nvml, started) {
+        Ok(device) => Some(device),
+        Err(error) => {
+            warn!(error = %chain(&error), "NVML is not asked");
+            None
+        }
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(work)
+        .with_context(|| format!("cannot start the {name} thread; raise the process limit"))
+}
