@@ -130,13 +130,14 @@ fn open(process: u64, handle: u64, ordinal: u32) {
 }
 
 /// What a context takes with it. Physical handles are the process's, not the context's.
-const MORTAL: [MemoryKind; 6] = [
+const MORTAL: [MemoryKind; 7] = [
     MemoryKind::Device,
     MemoryKind::Managed,
     MemoryKind::Pool,
     MemoryKind::Array,
     MemoryKind::HostPinned,
     MemoryKind::HostRegistered,
+    MemoryKind::Imported,
 ];
 
 #[inline(always)]

@@ -1,0 +1,80 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+DEMO_SECONDS ?= 20
+# More flags for `make run`, such as ARGS="--listen 0.0.0.0:9468".
+ARGS ?=
+# The object for each of these is checked to build, whatever this machine is.
+EBPF_ARCHITECTURES := x86_64 aarch64
+BPF_TARGET := bpfel-unknown-none
+DRIVER := /proc/driver/nvidia/version
+
+.PHONY: help setup build sim ebpf-objects demo run test lint gpu-bundle
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Bring what building and testing need (Debian 12 as root, or rustup)
+	@bash tests/setup.sh
+
+build: ## Build the agent, its eBPF programs with it
+	cargo build --locked -p cotenant
+
+sim: ## Build the simulated GPU node: driver and NVML in target/sim, tenants, demo
+	cargo build --locked -p cotenant-sim-cuda -p cotenant-sim-nvml -p cotenant-sim-tenant -p cotenant-node
+	@install -D -m 755 target/debug/libcotenant_sim_cuda.so target/sim/libcuda.so.1
+	@install -D -m 755 target/debug/libcotenant_sim_nvml.so target/sim/libnvidia-ml.so.1
+
+# The same toolchain choice as agent/kernel/build.rs.
+ebpf-objects: ## Check that the eBPF object builds for every architecture
+	@if [ -d "$$(/usr/bin/rustc --print target-libdir --target $(BPF_TARGET) 2>/dev/null)" ]; then \
+		export RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=aya_ebpf,cotenant_ebpf; cargo=(cargo); std=(); \
+	else \
+		cargo=(rustup run nightly cargo); std=(-Z build-std=core); \
+	fi; \
+	for architecture in $(EBPF_ARCHITECTURES); do \
+		directory=$(CURDIR)/target/ebpf-$$architecture; \
+		(cd ebpf/programs && RUSTFLAGS="--cfg bpf_target_arch=\"$$architecture\" -Clink-arg=--btf" \
+			"$${cargo[@]}" build --release --locked --target $(BPF_TARGET) --target-dir "$$directory" "$${std[@]}"); \
+		ls -l "$$directory/$(BPF_TARGET)/release/cotenant-ebpf" | awk -v a=$$architecture '{ print "eBPF object for " a ": " $$5 " bytes" }'; \
+	done
+
+demo: ## Run the agent on a simulated node for DEMO_SECONDS and compare with the truth (root)
+	@if [ -e $(DRIVER) ]; then \
+		echo "this host has an NVIDIA driver: use \`make run\`; the demo is for hosts without one" >&2; exit 1; \
+	fi
+	@$(MAKE) --no-print-directory build sim
+	@mkdir -p target/demo
+	DEMO_SECONDS=$(DEMO_SECONDS) target/debug/cotenant-demo
+
+run: ## Build the agent optimised and run it on this host (root)
+	cargo build --locked --release -p cotenant
+	target/release/cotenant run $(ARGS)
+
+test: build sim ebpf-objects ## Run every test (root)
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		set -x; cargo nextest run --locked --workspace; \
+	else \
+		set -x; cargo test --locked --workspace; \
+	fi
+
+lint: ## Format and clippy, warnings denied, the eBPF programs too
+	cargo fmt --all --check
+	cd ebpf/programs && cargo fmt --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@if ! rustup run nightly cargo clippy --version >/dev/null 2>&1; then \
+		echo "clippy for the eBPF programs needs: rustup toolchain install nightly --component rust-src,clippy" >&2; exit 1; \
+	fi
+	cd ebpf/programs && RUSTFLAGS='--cfg bpf_target_arch="x86_64"' rustup run nightly cargo clippy --locked \
+		--release --target $(BPF_TARGET) --target-dir $(CURDIR)/target/ebpf-lint -Z build-std=core -- -D warnings
+
+gpu-bundle: ## Put the agent and the GPU tests into target/gpu-bundle, to copy to a GPU host
+	@[ -d tests/gpu ] || { echo "tests/gpu is not there" >&2; exit 1; }
+	cargo build --locked --release -p cotenant
+	@rm -rf target/gpu-bundle
+	@mkdir -p target/gpu-bundle
+	@cp -r tests/gpu/. target/gpu-bundle/
+	@strip -o target/gpu-bundle/cotenant target/release/cotenant
+	@du -sh target/gpu-bundle

@@ -1,0 +1,143 @@
+#!/usr/bin/env bash
+# Brings what building and testing Cotenant need on a bare Debian 12 or on a machine with rustup. `make setup` runs it.
+# Does nothing where everything is there. Leaves no service running.
+set -euo pipefail
+
+readonly RUST=1.95.0
+readonly LINKER=0.13.0
+readonly LLVM=22
+# Debian's rustc-web, which builds the eBPF programs. rustup's own rustc stays first on PATH for the agent.
+readonly DEBIAN_RUSTC=/usr/bin/rustc
+
+say() { echo "setup: $*"; }
+die() {
+    echo "setup: $1" >&2
+    shift
+    printf '  %s\n' "$@" >&2
+    exit 1
+}
+has() { command -v "$1" >/dev/null 2>&1; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+rust_is_new_enough() {
+    local version
+    has cargo && version=$(rustc --version 2>/dev/null | cut -d' ' -f2) || return 1
+    printf '%s\n' "$RUST" "${version%%-*}" | sort -CV
+}
+
+# The two toolchains that agent/kernel/build.rs looks for, in its order.
+debian_compiles_for_bpf() {
+    local directory
+    directory=$("$DEBIAN_RUSTC" --print target-libdir --target bpfel-unknown-none 2>/dev/null) && [ -d "$directory" ]
+}
+nightly_compiles_for_bpf() {
+    local root
+    root=$(rustup run nightly rustc --print sysroot 2>/dev/null) && [ -d "$root/lib/rustlib/src/rust/library/core" ]
+}
+compiles_for_bpf() { debian_compiles_for_bpf || nightly_compiles_for_bpf; }
+links_for_bpf() { bpf-linker --version >/dev/null 2>&1; }
+parses_openmetrics() { python3 -c 'import prometheus_client.openmetrics.parser' 2>/dev/null; }
+
+candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | grep -q '^  Candidate: [^(]'; }
+is_installed() { dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null | grep -q '^.i'; }
+
+wanted_packages() {
+    has make || echo make
+    has cc || echo gcc libc6-dev
+    has curl || echo curl
+    [ -d /etc/ssl/certs ] || echo ca-certificates
+    has promtool || echo prometheus
+    parses_openmetrics || python3 -m pip --version >/dev/null 2>&1 || echo python3 python3-pip
+    compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf
+    rust_is_new_enough || has rustup || echo cargo-web rustc-web
+    links_for_bpf || echo "llvm-$LLVM-dev" "libpolly-$LLVM-dev" g++
+}
+
+# Packages must not start what they bring: prometheus is here for promtool only.
+hold_services() {
+    [ -e /usr/sbin/policy-rc.d ] && return
+    as_root sh -c 'printf "#!/bin/sh\nexit 101\n" > /usr/sbin/policy-rc.d && chmod 755 /usr/sbin/policy-rc.d'
+    trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+}
+
+install_packages() {
+    local package missing=()
+    for package in $(wanted_packages); do
+        is_installed "$package" || missing+=("$package")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+    if ! has apt-get; then
+        say "no apt here; these Debian packages or their like are missing: ${missing[*]}"
+        return
+    fi
+    as_root apt-get update -qq
+    local known=()
+    for package in "${missing[@]}"; do
+        if candidate "$package"; then known+=("$package"); else say "this distribution has no package $package"; fi
+    done
+    [ ${#known[@]} = 0 ] && return
+    say "installing ${known[*]}"
+    hold_services
+    local bring=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends --no-remove)
+    as_root "${bring[@]}" "${known[@]}" >/dev/null || die "apt-get could not install ${known[*]}" \
+        "see its message above; if it refuses to remove rustc or cargo (Debian's old ones), do that first:" \
+        "apt-get remove rustc cargo libstd-rust-dev"
+    case " ${known[*]} " in
+        *" prometheus "*) if has systemctl; then as_root systemctl disable --quiet prometheus || true; fi ;;
+    esac
+}
+
+check_rust() {
+    rust_is_new_enough && return
+    if has rustup; then
+        die "rustc $RUST or later is needed, here is $(rustc --version 2>/dev/null || echo none)" "rustup update stable"
+    fi
+    die "rustc and cargo $RUST or later are needed: install rustup (https://rustup.rs), then" \
+        "rustup toolchain install stable"
+}
+
+check_bpf_compiler() {
+    compiles_for_bpf || die "no Rust toolchain here compiles for BPF; with rustup that is" \
+        "rustup toolchain install nightly --component rust-src"
+}
+
+install_linker() {
+    links_for_bpf && return
+    local prefix=${LLVM_PREFIX:-/usr/lib/llvm-$LLVM}
+    [ -d "$prefix" ] || die "bpf-linker is missing and there is no LLVM $LLVM in $prefix to build it with; bring one, then" \
+        "LLVM_PREFIX=<where it is> cargo install bpf-linker --version $LINKER --no-default-features --features llvm-$LLVM --locked"
+    say "building bpf-linker $LINKER (a few minutes)"
+    local root=()
+    # Where cargo's own bin is not on PATH, nobody would find it there.
+    case ":$PATH:" in
+        *":${CARGO_HOME:-$HOME/.cargo}/bin:"*) ;;
+        *) if [ "$(id -u)" = 0 ]; then root=(--root /usr/local); fi ;;
+    esac
+    LLVM_PREFIX=$prefix cargo install bpf-linker --version "$LINKER" --no-default-features --features "llvm-$LLVM" \
+        --locked --quiet "${root[@]}"
+    hash -r
+    links_for_bpf || die "bpf-linker is installed and not on PATH" "export PATH=${CARGO_HOME:-$HOME/.cargo}/bin:\$PATH"
+}
+
+install_parser() {
+    parses_openmetrics && return
+    say "installing prometheus-client for python3"
+    local pip=(python3 -m pip install --quiet --root-user-action=ignore)
+    "${pip[@]}" prometheus-client 2>/dev/null || "${pip[@]}" --break-system-packages prometheus-client
+}
+
+install_packages
+check_rust
+check_bpf_compiler
+install_linker
+install_parser
+has promtool || die "promtool is missing, which the tests need" "install your distribution's prometheus package"
+
+say "$(rustc --version)"
+if debian_compiles_for_bpf; then
+    say "eBPF by $("$DEBIAN_RUSTC" --version), $(bpf-linker --version 2>/dev/null | head -1)"
+else
+    say "eBPF by rustup's nightly, $(bpf-linker --version 2>/dev/null | head -1)"
+fi
+say "ready"

@@ -1,0 +1,19 @@
+//! Owns what the simulated GPUs of one node share: memory, locks, processes, and the driver's own record.
+//! Refuses to exist by accident: without `COTENANT_SIM_NODE` there is no node, and every device name says SIMULATED.
+
+mod lock;
+mod node;
+pub mod truth;
+
+pub use lock::Lock;
+pub use node::{GpuConfig, MAX_GPUS, Node, NodeConfig, NodeError, Process, monotonic_ns, start_time};
+
+/// Names the directory of the node that a process takes part in.
+pub const NODE_VARIABLE: &str = "COTENANT_SIM_NODE";
+/// Device memory is handed out in pieces of this size.
+pub const PAGE: u64 = 2 << 20;
+
+/// `bytes` in whole pages.
+pub const fn pages(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE).saturating_mul(PAGE)
+}

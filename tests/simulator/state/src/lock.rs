@@ -1,0 +1,50 @@
+//! Owns a lock that processes share and that survives the death of its holder.
+//! Refuses to spin: a waiter blocks in the kernel and is woken by the holder, like on the driver's own locks.
+
+use std::{cell::UnsafeCell, mem::MaybeUninit};
+
+/// Lives in shared memory; made once by the node's creator.
+#[repr(transparent)]
+pub struct Lock(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: a process-shared pthread mutex is made for this.
+unsafe impl Sync for Lock {}
+// SAFETY: as above; it never moves once in the shared mapping.
+unsafe impl Send for Lock {}
+
+/// Holds the lock until dropped.
+pub struct Held<'a>(&'a Lock);
+
+impl Lock {
+    /// # Safety
+    /// `self` is in zeroed shared memory that nobody else uses yet.
+    pub(crate) unsafe fn make(&self) {
+        let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+        // SAFETY: the attributes are initialised by the first call, and the mutex memory is ours.
+        unsafe {
+            libc::pthread_mutexattr_init(attributes.as_mut_ptr());
+            libc::pthread_mutexattr_setpshared(attributes.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED);
+            libc::pthread_mutexattr_setrobust(attributes.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST);
+            libc::pthread_mutex_init(self.0.get(), attributes.as_ptr());
+            libc::pthread_mutexattr_destroy(attributes.as_mut_ptr());
+        }
+    }
+
+    pub fn hold(&self) -> Held<'_> {
+        // SAFETY: an initialised mutex in a mapping that outlives `self`.
+        unsafe {
+            if libc::pthread_mutex_lock(self.0.get()) == libc::EOWNERDEAD {
+                // The holder died. What it was doing is judged by the sweep of dead processes.
+                libc::pthread_mutex_consistent(self.0.get());
+            }
+        }
+        Held(self)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // SAFETY: held by this thread since `hold`.
+        unsafe { libc::pthread_mutex_unlock(self.0.0.get()) };
+    }
+}
