@@ -9,6 +9,8 @@ ARGS ?=
 # The object for each of these is checked to build, whatever this machine is.
 EBPF_ARCHITECTURES := x86_64 aarch64
 BPF_TARGET := bpfel-unknown-none
+# Where Debian's rustc-web has the `core` for BPF, if it has.
+BPF_CORE := /usr/bin/rustc --print target-libdir --target $(BPF_TARGET) 2>/dev/null
 DRIVER := /proc/driver/nvidia/version
 
 .PHONY: help setup build sim ebpf-objects demo run test lint gpu-bundle
@@ -29,7 +31,7 @@ sim: ## Build the simulated GPU node: driver and NVML in target/sim, tenants, de
 
 # The same toolchain choice as agent/kernel/build.rs.
 ebpf-objects: ## Check that the eBPF object builds for every architecture
-	@if [ -d "$$(/usr/bin/rustc --print target-libdir --target $(BPF_TARGET) 2>/dev/null)" ]; then \
+	@if [ -d "$$($(BPF_CORE))" ]; then \
 		export RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=aya_ebpf,cotenant_ebpf; cargo=(cargo); std=(); \
 	else \
 		cargo=(rustup run nightly cargo); std=(-Z build-std=core); \
@@ -60,15 +62,23 @@ test: build sim ebpf-objects ## Run every test (root)
 		set -x; cargo test --locked --workspace; \
 	fi
 
+# rustup's stable clippy cannot read the `core` for BPF; Debian's rust-web-clippy or a nightly with rust-src can.
 lint: ## Format and clippy, warnings denied, the eBPF programs too
 	cargo fmt --all --check
 	cd ebpf/programs && cargo fmt --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	@if ! rustup run nightly cargo clippy --version >/dev/null 2>&1; then \
-		echo "clippy for the eBPF programs needs: rustup toolchain install nightly --component rust-src,clippy" >&2; exit 1; \
-	fi
-	cd ebpf/programs && RUSTFLAGS='--cfg bpf_target_arch="x86_64"' rustup run nightly cargo clippy --locked \
-		--release --target $(BPF_TARGET) --target-dir $(CURDIR)/target/ebpf-lint -Z build-std=core -- -D warnings
+	@if [ -x /usr/bin/clippy-driver ] && [ -d "$$($(BPF_CORE))" ]; then \
+		export RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=aya_ebpf,cotenant_ebpf; \
+		export RUSTC_WORKSPACE_WRAPPER=/usr/bin/clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__; \
+		check=(cargo check); end=(); \
+	elif [ -d "$$(rustup run nightly rustc --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core" ]; then \
+		check=(rustup run nightly cargo clippy -Z build-std=core); end=(-- -D warnings); \
+	else \
+		echo "clippy for the eBPF programs: apt-get install rust-web-clippy (Debian), or" \
+			"rustup toolchain install nightly --component rust-src,clippy" >&2; exit 1; \
+	fi; \
+	set -x; cd ebpf/programs; RUSTFLAGS='--cfg bpf_target_arch="x86_64"' "$${check[@]}" --release --locked \
+		--target $(BPF_TARGET) --target-dir $(CURDIR)/target/ebpf-lint "$${end[@]}"
 
 gpu-bundle: ## Put the agent and the GPU tests into target/gpu-bundle, to copy to a GPU host
 	@[ -d tests/gpu ] || { echo "tests/gpu is not there" >&2; exit 1; }

@@ -38,8 +38,8 @@ compiles_for_bpf() { debian_compiles_for_bpf || nightly_compiles_for_bpf; }
 links_for_bpf() { bpf-linker --version >/dev/null 2>&1; }
 parses_openmetrics() { python3 -c 'import prometheus_client.openmetrics.parser' 2>/dev/null; }
 
-candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | grep -q '^  Candidate: [^(]'; }
-is_installed() { dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null | grep -q '^.i'; }
+candidate() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) == *"Candidate: "[^\(]* ]]; }
+is_installed() { [[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null) == ?i* ]]; }
 
 wanted_packages() {
     has make || echo make
@@ -84,7 +84,11 @@ install_packages() {
         "see its message above; if it refuses to remove rustc or cargo (Debian's old ones), do that first:" \
         "apt-get remove rustc cargo libstd-rust-dev"
     case " ${known[*]} " in
-        *" prometheus "*) if has systemctl; then as_root systemctl disable --quiet prometheus || true; fi ;;
+        *" prometheus "*)
+            # Nor at the next boot.
+            as_root deb-systemd-helper disable prometheus.service >/dev/null || true
+            as_root update-rc.d prometheus disable >/dev/null || true
+            ;;
     esac
 }
 

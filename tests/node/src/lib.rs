@@ -1,1 +1,306 @@
-//! x
+//! Owns a simulated node with the real agent on it: directories, cgroups, processes, scrapes.
+//! Refuses to stand in for the agent: what is compared came out of its own /metrics.
+
+pub mod compare;
+pub mod scrape;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use cotenant_sim_state::{NODE_VARIABLE, Node, NodeConfig};
+
+use crate::scrape::Scrape;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where this build's programs and libraries are.
+pub fn artefacts() -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let directory = own.parent().context("a program lies in a directory")?;
+    let directory = if directory.ends_with("deps") { directory.parent().unwrap_or(directory) } else { directory };
+    for needed in ["cotenant", "cotenant-sim-tenant", "libcotenant_sim_cuda.so", "libcotenant_sim_nvml.so"] {
+        ensure!(directory.join(needed).exists(), "{needed} is not in {}: run `make build sim`", directory.display());
+    }
+    Ok(directory.to_owned())
+}
+
+/// A directory in the unified hierarchy, removed on drop.
+pub struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes `path` (and what it lies in) below the host's cgroup2 mount.
+    pub fn create(path: &str) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/mounts")?;
+        let mount = mounts
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .find(|fields| fields.get(2) == Some(&"cgroup2"))
+            .and_then(|fields| fields.get(1).map(ToString::to_string))
+            .context("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")?;
+        let directory = Path::new(&mount).join(path);
+        fs::create_dir_all(&directory).with_context(|| format!("cannot make {} (root?)", directory.display()))?;
+        Ok(Self(directory))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its processes may take a moment to leave; the parents may be others' too and then stay.
+        for _ in 0..50 {
+            if fs::remove_dir(&self.0).is_ok() {
+                break;
+            }
+            sleep(Duration::from_millis(20));
+        }
+        for parent in self.0.ancestors().skip(1) {
+            if parent.join("cgroup.procs").exists() && fs::remove_dir(parent).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// The node: shared state, a libcuda of its own, an NVML of its own.
+pub struct SimulatedNode {
+    pub directory: PathBuf,
+    pub state: Node,
+    artefacts: PathBuf,
+}
+
+impl SimulatedNode {
+    pub fn create(directory: &Path, config: &NodeConfig) -> Result<Self> {
+        let artefacts = artefacts()?;
+        let state = Node::create(directory, config)?;
+        let node = Self { directory: directory.to_owned(), state, artefacts };
+        node.library("lib")?;
+        fs::copy(node.artefacts.join("libcotenant_sim_nvml.so"), node.directory.join("lib/libnvidia-ml.so.1"))?;
+        Ok(node)
+    }
+
+    /// Another copy of libcuda, as a container brings one: its own inode.
+    pub fn library(&self, name: &str) -> Result<PathBuf> {
+        let directory = self.directory.join(name);
+        fs::create_dir_all(&directory)?;
+        let path = directory.join("libcuda.so.1");
+        fs::copy(self.artefacts.join("libcotenant_sim_cuda.so"), &path)?;
+        Ok(path)
+    }
+
+    /// Starts the agent with `extra` TOML after the node's own settings, and waits until it serves.
+    pub fn agent(&self, extra: &str) -> Result<Agent> {
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let config = format!(
+            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\n[nvml]\nlibrary = {:?}\ninterval = \
+             \"500ms\"\n{extra}",
+            self.directory.join("lib/libnvidia-ml.so.1")
+        );
+        let path = self.directory.join("cotenant.toml");
+        fs::write(&path, config)?;
+        let log = fs::File::create(self.directory.join("agent.log"))?;
+        let child = Command::new(self.artefacts.join("cotenant"))
+            .args(["run", "--config"])
+            .arg(&path)
+            .env(NODE_VARIABLE, &self.directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context("cannot start the agent")?;
+        let agent = Agent { child, address, log: self.directory.join("agent.log") };
+        agent.until(|scrape| !scrape.samples.is_empty())?;
+        Ok(agent)
+    }
+
+    /// Starts a tenant in a cgroup; its script goes to a file of the node.
+    pub fn tenant(&self, name: &str, cgroup: &Cgroup, script: &str, environment: &[(&str, &str)]) -> Result<Tenant> {
+        let path = self.directory.join(format!("{name}.script"));
+        fs::write(&path, script)?;
+        let mut command = Command::new("/bin/sh");
+        command
+            .arg("-c")
+            .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$1\" \"$2\"")
+            .arg(&cgroup.0)
+            .arg(self.artefacts.join("cotenant-sim-tenant"))
+            .arg(&path)
+            .env(NODE_VARIABLE, &self.directory)
+            .env("COTENANT_SIM_LIBCUDA", self.directory.join("lib/libcuda.so.1"))
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().context("cannot start a tenant")?;
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().map(BufReader::new).context("a pipe was asked for")?;
+        Ok(Tenant { name: name.to_owned(), child, stdin, stdout })
+    }
+}
+
+/// The running agent; ended on drop.
+pub struct Agent {
+    child: Child,
+    pub address: SocketAddr,
+    log: PathBuf,
+}
+
+impl Agent {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// One HTTP request, as a scraper makes it.
+    pub fn get(&self, path: &str, accept: &str) -> Result<String> {
+        let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(2))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nAccept: {accept}\r\nConnection: close\r\n\r\n")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").context("an answer has a head")?;
+        if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+            bail!("a chunked answer is not expected here");
+        }
+        Ok(body.to_owned())
+    }
+
+    pub fn scrape(&self) -> Result<Scrape> {
+        Scrape::parse(&self.get("/metrics", "text/plain")?)
+    }
+
+    pub fn status(&self) -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(&self.get("/status", "application/json")?)?)
+    }
+
+    /// Scrapes until it is as wanted.
+    pub fn until(&self, wanted: impl Fn(&Scrape) -> bool) -> Result<Scrape> {
+        let begun = Instant::now();
+        loop {
+            if let Ok(scrape) = self.scrape()
+                && wanted(&scrape)
+            {
+                return Ok(scrape);
+            }
+            if begun.elapsed() > PATIENCE {
+                let log = fs::read_to_string(&self.log).unwrap_or_default();
+                bail!("the agent never showed what was wanted; its log:\n{log}");
+            }
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until so many libraries are probed.
+    pub fn until_probed(&self, libraries: usize) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            let status = self.status()?;
+            let probed = status["libraries"].as_array().is_some_and(|all| {
+                all.iter().filter(|library| library["attached"].as_u64() > Some(0)).count() >= libraries
+            });
+            if probed {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(20));
+        }
+        bail!("{libraries} libraries were not probed in time; status: {}", self.status()?)
+    }
+
+    /// Asks the agent to stop; gives how long that took.
+    pub fn stop(&mut self) -> Result<Duration> {
+        let begun = Instant::now();
+        signal(self.child.id(), libc::SIGTERM);
+        while begun.elapsed() < PATIENCE {
+            if self.child.try_wait()?.is_some() {
+                return Ok(begun.elapsed());
+            }
+            sleep(Duration::from_millis(5));
+        }
+        bail!("the agent does not stop")
+    }
+
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: a signal to a child that has not been waited for.
+    unsafe { libc::kill(i32::try_from(pid).unwrap_or(0), signal) };
+}
+
+/// A running tenant; killed on drop.
+pub struct Tenant {
+    pub name: String,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Tenant {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line that the script prints.
+    pub fn expect(&mut self, line: &str) -> Result<()> {
+        let mut read = String::new();
+        while self.stdout.read_line(&mut read)? > 0 {
+            if read.trim_end() == line {
+                return Ok(());
+            }
+            read.clear();
+        }
+        bail!("{} ended before it said {line:?} (status {:?})", self.name, self.child.wait()?)
+    }
+
+    /// Lets a `wait` step go on.
+    pub fn go(&mut self) -> Result<()> {
+        self.stdin.as_mut().context("the tenant reads")?.write_all(b"\n")?;
+        Ok(())
+    }
+
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Waits for its own end.
+    pub fn end(&mut self) -> Result<()> {
+        drop(self.stdin.take());
+        let status = self.child.wait()?;
+        ensure!(status.success(), "{} ended with {status}", self.name);
+        Ok(())
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Losses that are not 0, by reason.
+pub fn losses(scrape: &Scrape) -> BTreeMap<String, f64> {
+    scrape
+        .of("cotenant_agent_losses_total")
+        .filter(|sample| sample.value != 0.0)
+        .map(|sample| (sample.label("reason").to_owned(), sample.value))
+        .collect()
+}

@@ -261,7 +261,11 @@ impl Node {
             shared.processes[slot].contexts[gpu] += 1;
             shared.processes[slot].contexts[gpu] == 1
         });
-        !first || self.take(slot, gpu, bytes)
+        if !first || self.take(slot, gpu, bytes) {
+            return true;
+        }
+        self.locked(|shared| shared.processes[slot].contexts[gpu] -= 1);
+        false
     }
 
     pub fn close_context(&self, slot: usize, gpu: usize) {

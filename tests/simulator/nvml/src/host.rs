@@ -65,11 +65,16 @@ impl Host {
         Memory { total, reserved, used }
     }
 
-    pub(crate) fn processes(&self, gpu: usize) -> Vec<Process> {
+    /// As the driver answers a process query: in the queue of everybody's calls.
+    pub(crate) fn query_processes(&self, gpu: usize) -> Vec<Process> {
         let _queue = self.node.api().hold();
         if self.node.scale() > 0.0 {
             thread::sleep(PROCESS_QUERY.mul_f64(self.node.scale()));
         }
+        self.processes(gpu)
+    }
+
+    pub(crate) fn processes(&self, gpu: usize) -> Vec<Process> {
         let there = self.node.processes().into_iter();
         there
             .filter(|process| process.contexts[gpu] > 0 || process.bytes[gpu] > 0)

@@ -49,7 +49,8 @@ unsafe fn put_short(to: *mut sys::nvmlPciInfo_t, info: &sys::nvmlPciInfo_t) -> O
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetUUID(at: Device, to: *mut c_char, length: c_uint) -> Code {
     device("nvmlDeviceGetUUID", at, |target| {
-        let uuid = target.instance()?.map_or_else(|| target.call.host.uuid(target.gpu), |mig| mig.uuid.clone());
+        let uuid =
+            target.instance()?.map_or_else(|| target.call.host.uuid(target.gpu), |mig| mig.uuid.clone());
         // SAFETY: nvml.h: `to` has `length` bytes.
         unsafe { write::text(to, length, &uuid) }
     })

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::call::{Target, device};
 use crate::faults::List;
-use crate::{Code, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, Outcome, sys, write};
+use crate::{Code, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, Outcome, sys};
 
 type Device = sys::nvmlDevice_t;
 
@@ -34,7 +34,7 @@ fn rows(target: &Target, list: List) -> Vec<Row> {
     let extra: Vec<_> = faults.rows.iter().filter(|row| row.gpu == target.gpu && row.list == list).collect();
     let mut rows = vec![];
     if list == List::Compute && target.slot.is_none() {
-        for process in target.call.host.processes(target.gpu) {
+        for process in target.call.host.query_processes(target.gpu) {
             if extra.iter().all(|row| row.pid != process.pid) {
                 let instance = (NO_INSTANCE, NO_INSTANCE);
                 rows.push(Row { pid: process.pid, bytes: process.bytes, instance });
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     device("nvmlDeviceGetProcessUtilization", at, |target| {
         target.whole()?;
         target.unsplit()?;
-        let processes = target.call.host.processes(target.gpu);
+        let processes = target.call.host.query_processes(target.gpu);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let now = u64::try_from(now).unwrap_or(u64::MAX);
         if processes.is_empty() || since >= now {
@@ -145,6 +145,9 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         }
         // SAFETY: the caller's promise, passed on.
         unsafe { fit(target, processes.len(), count) }?;
+        if to.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
         for (at, process) in processes.iter().enumerate() {
             let busy = target.call.faults.busy(process.pid);
             let sample = sys::nvmlProcessUtilizationSample_t {
@@ -155,8 +158,8 @@ pub unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
                 encUtil: 0,
                 decUtil: 0,
             };
-            // SAFETY: sample `at` is below the room just checked; null is not offset far enough to wrap.
-            unsafe { write::put(to.wrapping_add(at), sample) }?;
+            // SAFETY: not null, and sample `at` is below the room just checked.
+            unsafe { to.add(at).write(sample) };
         }
         Ok(())
     })

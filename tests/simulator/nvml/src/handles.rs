@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_uint};
 
-use crate::call::{Call, handle, system};
+use crate::call::{Call, find, system};
 use crate::identity::bus_of;
 use crate::{Code, INVALID_ARGUMENT, NOT_FOUND, Outcome, sys, write};
 
@@ -15,29 +15,20 @@ unsafe fn count(call: &Call, to: *mut c_uint) -> Outcome {
     unsafe { write::put(to, count) }
 }
 
-/// The fault of a call by index, UUID or bus is that of the GPU it finds.
-unsafe fn give(call: &Call, gpu: usize, slot: Option<u32>, to: *mut Device) -> Outcome {
-    call.reach(gpu, slot)?;
-    // SAFETY: nvml.h: one handle.
-    unsafe { write::put(to, handle(gpu, slot)) }
-}
-
-unsafe fn by_bus(call: &Call, bus: *const c_char, to: *mut Device) -> Outcome {
+/// The domain may be left out, or be written with four digits or eight.
+unsafe fn by_bus(call: &Call, bus: *const c_char) -> Outcome<(usize, Option<u32>)> {
     // SAFETY: nvml.h: a C string.
     let wanted = unsafe { write::argument(bus) }?;
-    // The domain may be left out, or be written with four digits or eight.
     let mut parts = wanted.rsplit(':');
     let (Some(function), Some(bus), domain) = (parts.next(), parts.next(), parts.next()) else {
         return Err(INVALID_ARGUMENT);
     };
-    let bus = u32::from_str_radix(bus, 16).map_err(|_| INVALID_ARGUMENT)?;
-    let domain = domain.map_or(Ok(0), |domain| u32::from_str_radix(domain, 16));
-    let there = (0..call.host.count()).find(|gpu| bus_of(*gpu) == bus);
-    match there {
-        // SAFETY: the caller's promise, passed on.
-        Some(gpu) if domain == Ok(0) && function.starts_with("00") => unsafe { give(call, gpu, None, to) },
-        _ => Err(NOT_FOUND),
+    let number = |digits| u32::from_str_radix(digits, 16).map_err(|_| INVALID_ARGUMENT);
+    let bus = number(bus)?;
+    if domain.map_or(Ok(0), number)? != 0 || !function.starts_with("00") {
+        return Err(NOT_FOUND);
     }
+    (0..call.host.count()).find(|gpu| bus_of(*gpu) == bus).map(|gpu| (gpu, None)).ok_or(NOT_FOUND)
 }
 
 #[unsafe(no_mangle)]
@@ -55,41 +46,41 @@ pub unsafe extern "C" fn nvmlDeviceGetCount(to: *mut c_uint) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, to: *mut Device) -> Code {
     // SAFETY: the caller's promise, passed on.
-    system("nvmlDeviceGetHandleByIndex_v2", |call| unsafe { give(call, index as usize, None, to) })
+    unsafe { find("nvmlDeviceGetHandleByIndex_v2", to, |_| Ok((index as usize, None))) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, to: *mut Device) -> Code {
     // SAFETY: the caller's promise, passed on.
-    system("nvmlDeviceGetHandleByIndex", |call| unsafe { give(call, index as usize, None, to) })
+    unsafe { find("nvmlDeviceGetHandleByIndex", to, |_| Ok((index as usize, None))) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, to: *mut Device) -> Code {
-    system("nvmlDeviceGetHandleByUUID", |call| {
+    let search = |call: &Call| {
         // SAFETY: nvml.h: a C string.
         let wanted = unsafe { write::argument(uuid) }?;
         let whole = (0..call.host.count()).find(|gpu| call.host.uuid(*gpu) == wanted);
-        let found = whole.map(|gpu| (gpu, None)).or_else(|| {
+        let split = || {
             let mut slots = call.faults.mig.iter().flat_map(|(gpu, mig)| {
                 mig.slots.iter().map(|(slot, device)| (*gpu, *slot, device.uuid.as_str()))
             });
             slots.find(|(.., uuid)| *uuid == wanted).map(|(gpu, slot, _)| (gpu, Some(slot)))
-        });
-        let (gpu, slot) = found.ok_or(NOT_FOUND)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { give(call, gpu, slot, to) }
-    })
+        };
+        whole.map(|gpu| (gpu, None)).or_else(split).ok_or(NOT_FOUND)
+    };
+    // SAFETY: the caller's promise, passed on.
+    unsafe { find("nvmlDeviceGetHandleByUUID", to, search) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus: *const c_char, to: *mut Device) -> Code {
     // SAFETY: the caller's promise, passed on.
-    system("nvmlDeviceGetHandleByPciBusId_v2", |call| unsafe { by_bus(call, bus, to) })
+    unsafe { find("nvmlDeviceGetHandleByPciBusId_v2", to, |call| by_bus(call, bus)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId(bus: *const c_char, to: *mut Device) -> Code {
     // SAFETY: the caller's promise, passed on.
-    system("nvmlDeviceGetHandleByPciBusId", |call| unsafe { by_bus(call, bus, to) })
+    unsafe { find("nvmlDeviceGetHandleByPciBusId", to, |call| by_bus(call, bus)) }
 }

@@ -1,9 +1,17 @@
-//! Owns what is written through and read from callers' pointers.
+//! Owns what is written through and read from callers' pointers, and the line on stderr.
 //! Refuses null, and a text that does not fit.
 
 use std::ffi::{CStr, c_char};
+use std::io::{self, Write};
 
 use crate::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, Outcome};
+
+/// One line on stderr, in one write.
+pub(crate) fn warn(reason: &str) {
+    let line = format!("SIMULATED libnvidia-ml.so.1: {reason}\n");
+    // Nowhere is left to say that stderr is closed.
+    let _ = io::stderr().write_all(line.as_bytes());
+}
 
 /// # Safety
 /// `to` is null or writable for a `T`.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cotenant_sim_state::NODE_VARIABLE;
 
 use crate::host::Host;
-use crate::{DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, Outcome, UNINITIALIZED};
+use crate::{DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, Outcome, UNINITIALIZED, write};
 
 struct Session {
     initialised: u32,
@@ -22,12 +22,12 @@ fn session() -> MutexGuard<'static, Session> {
 
 fn open() -> Outcome<Arc<Host>> {
     let Some(directory) = std::env::var_os(NODE_VARIABLE) else {
-        eprintln!("SIMULATED libnvidia-ml.so.1: {NODE_VARIABLE} names no node, so there is no driver");
+        write::warn(&format!("{NODE_VARIABLE} names no node, so there is no driver"));
         return Err(DRIVER_NOT_LOADED);
     };
     let directory = Path::new(&directory);
     Host::open(directory).map(Arc::new).map_err(|error| {
-        eprintln!("SIMULATED libnvidia-ml.so.1: {}: {error}", directory.display());
+        write::warn(&format!("{}: {error}", directory.display()));
         DRIVER_NOT_LOADED
     })
 }

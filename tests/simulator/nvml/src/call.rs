@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::faults::{Faults, Mig, MigSlot, Scope};
 use crate::host::Host;
-use crate::{Code, GPU_IS_LOST, INVALID_ARGUMENT, NO_PERMISSION, NOT_SUPPORTED, Outcome, session, sys};
+use crate::{
+    Code, GPU_IS_LOST, INVALID_ARGUMENT, NO_PERMISSION, NOT_SUPPORTED, Outcome, session, sys, write,
+};
 
 /// Low bits of a handle: 0 for the whole GPU, else one more than the MIG slot.
 const SLOT_BITS: u32 = 12;
@@ -48,6 +50,27 @@ pub(crate) fn system(function: &'static str, answer: impl FnOnce(&Call) -> Outco
     code(answered)
 }
 
+/// A call that finds a device: its fault is that of the device found.
+///
+/// # Safety
+/// `to` is null or writable for a handle.
+pub(crate) unsafe fn find(
+    function: &'static str,
+    to: *mut sys::nvmlDevice_t,
+    search: impl FnOnce(&Call) -> Outcome<(usize, Option<u32>)>,
+) -> Code {
+    code(start(function).and_then(|call| {
+        let found = search(&call);
+        let Ok((gpu, slot)) = found else {
+            call.faults.strike(function, None)?;
+            return found.map(|_| ());
+        };
+        call.reach(gpu, slot)?;
+        // SAFETY: the caller's promise, passed on.
+        unsafe { write::put(to, handle(gpu, slot)) }
+    }))
+}
+
 pub(crate) fn device(
     function: &'static str,
     device: sys::nvmlDevice_t,
@@ -69,7 +92,7 @@ impl Call {
     }
 
     /// Whether the GPU answers at all.
-    pub(crate) fn reach(&self, gpu: usize, slot: Option<u32>) -> Outcome {
+    fn reach(&self, gpu: usize, slot: Option<u32>) -> Outcome {
         if gpu >= self.host.count() {
             return Err(INVALID_ARGUMENT);
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::{Code, Outcome, UNKNOWN};
+use crate::{Code, Outcome, UNKNOWN, write};
 
 /// A file being written is given this long to become whole.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -75,6 +75,7 @@ pub(crate) enum Scope {
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "u32")]
+#[cfg_attr(feature = "old", allow(dead_code, reason = "checked, but there is no `_v3` list"))]
 struct Stride(usize);
 
 impl TryFrom<u32> for Stride {
@@ -174,7 +175,7 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(data: Metadata) -> Self {
+    fn of(data: &Metadata) -> Self {
         Self { inode: data.ino(), len: data.len(), modified: (data.mtime(), data.mtime_nsec()) }
     }
 }
@@ -193,7 +194,7 @@ impl FaultFile {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reason = String::new();
         for _ in 0..TRIES {
-            let stamp = std::fs::metadata(&self.path).ok().map(Stamp::of);
+            let stamp = std::fs::metadata(&self.path).ok().as_ref().map(Stamp::of);
             if known.0 == stamp {
                 return Ok(Arc::clone(&known.1));
             }
@@ -206,7 +207,7 @@ impl FaultFile {
             }
             thread::sleep(PATIENCE);
         }
-        eprintln!("SIMULATED libnvidia-ml.so.1: {}: {reason}", self.path.display());
+        write::warn(&format!("{}: {reason}", self.path.display()));
         Err(UNKNOWN)
     }
 
