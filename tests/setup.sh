@@ -85,8 +85,7 @@ install_packages() {
         "apt-get remove rustc cargo libstd-rust-dev"
     case " ${known[*]} " in
         *" prometheus "*)
-            # Nor at the next boot.
-            as_root deb-systemd-helper disable prometheus.service >/dev/null || true
+            # Nor at the next boot; for systemd and for init scripts.
             as_root update-rc.d prometheus disable >/dev/null || true
             ;;
     esac

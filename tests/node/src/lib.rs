@@ -9,6 +9,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     thread::sleep,
@@ -16,9 +17,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use cotenant_sim_state::{NODE_VARIABLE, Node, NodeConfig};
+use cotenant_sim_state::{NODE_VARIABLE, Node, NodeConfig, truth};
 
-use crate::scrape::Scrape;
+use crate::{compare::TenantTruth, scrape::Scrape};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -74,13 +75,17 @@ pub struct SimulatedNode {
     pub directory: PathBuf,
     pub state: Node,
     artefacts: PathBuf,
+    /// Probes reach every process of the host: one node at a time.
+    _alone: fs::File,
 }
 
 impl SimulatedNode {
     pub fn create(directory: &Path, config: &NodeConfig) -> Result<Self> {
         let artefacts = artefacts()?;
+        let alone = fs::File::create(std::env::temp_dir().join("cotenant-simulated-node.lock"))?;
+        alone.lock().context("cannot wait for another simulated node to end")?;
         let state = Node::create(directory, config)?;
-        let node = Self { directory: directory.to_owned(), state, artefacts };
+        let node = Self { directory: directory.to_owned(), state, artefacts, _alone: alone };
         node.library("lib")?;
         fs::copy(node.artefacts.join("libcotenant_sim_nvml.so"), node.directory.join("lib/libnvidia-ml.so.1"))?;
         Ok(node)
@@ -195,20 +200,21 @@ impl Agent {
         }
     }
 
-    /// Waits until so many libraries are probed.
-    pub fn until_probed(&self, libraries: usize) -> Result<()> {
+    /// Waits until this file is probed.
+    pub fn until_probed(&self, library: &Path) -> Result<()> {
+        let inode = fs::metadata(library)?.ino();
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             let status = self.status()?;
             let probed = status["libraries"].as_array().is_some_and(|all| {
-                all.iter().filter(|library| library["attached"].as_u64() > Some(0)).count() >= libraries
+                all.iter().any(|of| of["inode"].as_u64() == Some(inode) && of["attached"].as_u64() > Some(0))
             });
             if probed {
                 return Ok(());
             }
             sleep(Duration::from_millis(20));
         }
-        bail!("{libraries} libraries were not probed in time; status: {}", self.status()?)
+        bail!("{} was not probed in time; status: {}", library.display(), self.status()?)
     }
 
     /// Asks the agent to stop; gives how long that took.
@@ -303,4 +309,53 @@ pub fn losses(scrape: &Scrape) -> BTreeMap<String, f64> {
         .filter(|sample| sample.value != 0.0)
         .map(|sample| (sample.label("reason").to_owned(), sample.value))
         .collect()
+}
+
+/// A node with the agent on it, whose library is probed before any tenant starts: at scale 0 a driver call takes
+/// no time, and there would be none to attach in.
+pub struct World {
+    pub node: SimulatedNode,
+    pub agent: Agent,
+    _warm: (Tenant, Cgroup),
+    _directory: tempfile::TempDir,
+}
+
+impl World {
+    pub fn create(gpus: usize, extra: &str) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let node = SimulatedNode::create(directory.path(), &NodeConfig::h200(gpus, 0.0))?;
+        let agent = node.agent(extra)?;
+        let cgroup = Cgroup::create(&format!("system.slice/warm-{}.service", std::process::id()))?;
+        let mut warm = node.tenant("warm", &cgroup, "print loaded\nwait\n", &[])?;
+        warm.expect("loaded")?;
+        agent.until_probed(&directory.path().join("lib/libcuda.so.1"))?;
+        Ok(Self { node, agent, _warm: (warm, cgroup), _directory: directory })
+    }
+
+    /// The driver's record by tenant; `dead` processes hold nothing any more.
+    pub fn truths(&self, tenants: &BTreeMap<u32, String>, dead: &[u32]) -> Result<BTreeMap<String, TenantTruth>> {
+        let mut by_tenant: BTreeMap<String, TenantTruth> = BTreeMap::new();
+        for mut process in truth::read(&self.node.directory)? {
+            let Some(tenant) = tenants.get(&process.pid) else { continue };
+            if dead.contains(&process.pid) {
+                process.end();
+            }
+            by_tenant.entry(tenant.clone()).or_default().add(&self.node.state, &process);
+        }
+        Ok(by_tenant)
+    }
+
+    /// Scrapes until nothing differs from the truth, or gives what still does.
+    pub fn settle(&self, truths: &BTreeMap<String, TenantTruth>) -> Result<Vec<String>> {
+        let mut last = Vec::new();
+        for _ in 0..50 {
+            let scrape = self.agent.scrape()?;
+            last = truths.iter().flat_map(|(tenant, truth)| compare::differences(&scrape, tenant, truth)).collect();
+            if last.is_empty() {
+                break;
+            }
+            sleep(Duration::from_millis(100));
+        }
+        Ok(last)
+    }
 }

@@ -4,62 +4,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use cotenant_node::{Agent, Cgroup, SimulatedNode, Tenant, compare, losses, scrape::Scrape};
-use cotenant_sim_state::{NodeConfig, truth};
+use cotenant_node::{Cgroup, World, compare::TenantTruth, losses};
 
 const UNTIL_GO: &str = "init\nuuid 0\nretain 0\nprint ready\nwait\n";
 
-struct World {
-    node: SimulatedNode,
-    agent: Agent,
-    _warm: (Cgroup, Tenant),
-    _directory: tempfile::TempDir,
-}
-
-/// A node whose library is probed before any tenant of the test starts: at scale 0 there is no time to attach.
-fn world(gpus: usize, extra: &str) -> Result<World> {
-    let directory = tempfile::tempdir()?;
-    let node = SimulatedNode::create(directory.path(), &NodeConfig::h200(gpus, 0.0))?;
-    let agent = node.agent(extra)?;
-    let cgroup = Cgroup::create(&format!("system.slice/warm-{}.service", std::process::id()))?;
-    let mut warm = node.tenant("warm", &cgroup, "print loaded\nwait\n", &[])?;
-    warm.expect("loaded")?;
-    agent.until_probed(1)?;
-    Ok(World { node, agent, _warm: (cgroup, warm), _directory: directory })
-}
-
-fn truths(world: &World, tenants: &BTreeMap<u32, String>, dead: &[u32]) -> Result<BTreeMap<String, compare::TenantTruth>> {
-    let mut by_tenant: BTreeMap<String, compare::TenantTruth> = BTreeMap::new();
-    for mut process in truth::read(&world.node.directory)? {
-        let Some(tenant) = tenants.get(&process.pid) else { continue };
-        if dead.contains(&process.pid) {
-            process.end();
-        }
-        by_tenant.entry(tenant.clone()).or_default().add(&world.node.state, &process);
-    }
-    Ok(by_tenant)
-}
-
-fn differences(scrape: &Scrape, truths: &BTreeMap<String, compare::TenantTruth>) -> Vec<String> {
-    truths.iter().flat_map(|(tenant, truth)| compare::differences(scrape, tenant, truth)).collect()
-}
-
-/// Scrapes until nothing differs, or gives what still does.
-fn settle(world: &World, truths: &BTreeMap<String, compare::TenantTruth>) -> Result<Vec<String>> {
-    let mut last = Vec::new();
-    for _ in 0..50 {
-        last = differences(&world.agent.scrape()?, truths);
-        if last.is_empty() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
-    Ok(last)
-}
-
 #[test]
 fn c13_c56_c57_c58_a_million_calls_of_64_processes_are_exact() -> Result<()> {
-    let world = world(2, "")?;
+    let world = World::create(2, "")?;
     let own = std::process::id();
     let mut tenants = Vec::new();
     let mut names = BTreeMap::new();
@@ -81,10 +32,10 @@ fn c13_c56_c57_c58_a_million_calls_of_64_processes_are_exact() -> Result<()> {
     for (tenant, _) in &mut tenants {
         tenant.expect("held")?;
     }
-    let while_held = truths(&world, &names, &[])?;
-    let calls: u64 = while_held.values().map(compare::TenantTruth::total_calls).sum();
+    let while_held = world.truths(&names, &[])?;
+    let calls: u64 = while_held.values().map(TenantTruth::total_calls).sum();
     assert!(calls >= 1_000_000, "only {calls} calls");
-    let found = settle(&world, &while_held)?;
+    let found = world.settle(&while_held)?;
     assert!(found.is_empty(), "{} differences, first: {:#?}", found.len(), &found[..found.len().min(10)]);
     let scrape = world.agent.scrape()?;
     assert_eq!(losses(&scrape), BTreeMap::new());
@@ -98,8 +49,8 @@ fn c13_c56_c57_c58_a_million_calls_of_64_processes_are_exact() -> Result<()> {
             tenant.end()?;
         }
     }
-    let after = truths(&world, &names, &dead)?;
-    let found = settle(&world, &after)?;
+    let after = world.truths(&names, &dead)?;
+    let found = world.settle(&after)?;
     assert!(found.is_empty(), "after death: {} differences, first: {:#?}", found.len(), &found[..found.len().min(10)]);
     let scrape = world.agent.scrape()?;
     assert_eq!(losses(&scrape), BTreeMap::new());
