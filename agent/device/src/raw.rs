@@ -18,8 +18,10 @@ use crate::nvml::{
 
 /// The widest process row ever shipped under a known symbol (early R535 `_v3`), in eight-byte words.
 const WIDEST_ROW_WORDS: usize = 4;
+/// Rows of the first question.
+const ROOM: u32 = 64;
 /// A list longer than this is not believed.
-const MAX_PROCESSES: u32 = 8192;
+const MAX_ROWS: u32 = 8192;
 /// Rows of slack for processes that start between the question and the answer.
 const SLACK: u32 = 16;
 
@@ -59,11 +61,13 @@ impl Raw {
     }
 
     /// Asks a list function once with room for `room` rows.
-    fn list_once(&self, device: Handle, list: List, version: ListVersion, room: u32) -> (u32, u32, Vec<u64>) {
+    fn list_once(&self, device: Handle, list: List, version: ListVersion, room: u32) -> Listed<u64> {
         let lib = self.wrapper.lib();
         let mut count = room;
         let mut words = vec![0u64; room as usize * WIDEST_ROW_WORDS];
-        let Ok(pointer) = self.pointer(device) else { return (INVALID_ARGUMENT, 0, words) };
+        let Ok(pointer) = self.pointer(device) else {
+            return Listed { code: INVALID_ARGUMENT, count: 0, written: words };
+        };
         macro_rules! ask {
             ($function:ident) => {
                 match lib.$function.as_ref() {
@@ -85,7 +89,46 @@ impl Raw {
             (List::Mps, ListVersion::V2) => ask!(nvmlDeviceGetMPSComputeRunningProcesses_v2),
             (List::Mps, ListVersion::Unversioned) => ask!(nvmlDeviceGetMPSComputeRunningProcesses),
         };
-        (code, count, words)
+        Listed { code, count, written: words }
+    }
+
+    /// Asks once with room for `room` samples. The wrapper's own question has no second try, and processes come
+    /// and go between the size and the samples.
+    fn utilization_once(&self, device: Handle, since: u64, room: u32) -> Listed<Sample> {
+        let mut count = room;
+        let mut samples = vec![NO_SAMPLE; room as usize];
+        let code = match (self.pointer(device), self.wrapper.lib().nvmlDeviceGetProcessUtilization.as_ref()) {
+            // SAFETY: a handle of this library, `room` samples to write to, and `count` says so.
+            (Ok(pointer), Ok(ask)) => unsafe { ask(pointer, samples.as_mut_ptr(), &raw mut count, since) },
+            (Err(_), _) => INVALID_ARGUMENT,
+            (_, Err(_)) => FUNCTION_NOT_FOUND,
+        };
+        Listed { code, count, written: samples }
+    }
+}
+
+type Sample = sys::nvmlProcessUtilizationSample_t;
+const NO_SAMPLE: Sample = Sample { pid: 0, timeStamp: 0, smUtil: 0, memUtil: 0, encUtil: 0, decUtil: 0 };
+
+/// What one question for a list came to: the code, how many rows there are, and the room with what was written.
+struct Listed<T> {
+    code: u32,
+    count: u32,
+    written: Vec<T>,
+}
+
+/// Asks with ever more room until the list fits: how many rows there are, and what was written.
+fn fitting<T>(mut ask: impl FnMut(u32) -> Listed<T>) -> Answer<(usize, Vec<T>)> {
+    let mut room = ROOM;
+    // Growth doubles at least, so this ends.
+    loop {
+        let Listed { code, count, written } = ask(room);
+        if code == INSUFFICIENT_SIZE && room < MAX_ROWS {
+            room = count.max(room).saturating_mul(2).saturating_add(SLACK).min(MAX_ROWS);
+            continue;
+        }
+        check(code)?;
+        return if count > room { Err(Fault::Implausible) } else { Ok((count as usize, written)) };
     }
 }
 
@@ -139,31 +182,20 @@ impl Nvml for Raw {
     }
 
     fn processes(&self, device: Handle, list: List, version: ListVersion) -> Answer<RawRows> {
-        let mut room = 64;
-        // Growth doubles at least, so this ends.
-        loop {
-            let (code, count, words) = self.list_once(device, list, version, room);
-            if code == INSUFFICIENT_SIZE && room < MAX_PROCESSES {
-                room = count.max(room).saturating_mul(2).saturating_add(SLACK).min(MAX_PROCESSES);
-                continue;
-            }
-            check(code)?;
-            if count > room {
-                return Err(Fault::Implausible);
-            }
-            return Ok(RawRows { count: count as usize, words });
-        }
+        let (count, words) = fitting(|room| self.list_once(device, list, version, room))?;
+        Ok(RawRows { count, words })
     }
 
     fn process_utilization(&self, device: Handle, since: u64) -> Answer<Vec<UtilizationRow>> {
-        let rows = self.device_of(device)?.process_utilization_stats(since).map_err(fault)?;
-        let row = |sample: nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample| UtilizationRow {
+        let (count, mut samples) = fitting(|room| self.utilization_once(device, since, room))?;
+        samples.truncate(count);
+        let row = |sample: Sample| UtilizationRow {
             pid: sample.pid,
-            timestamp: sample.timestamp,
-            sm_percent: sample.sm_util,
-            memory_percent: sample.mem_util,
+            timestamp: sample.timeStamp,
+            sm_percent: sample.smUtil,
+            memory_percent: sample.memUtil,
         };
-        Ok(rows.into_iter().map(row).collect())
+        Ok(samples.into_iter().map(row).collect())
     }
 
     fn utilization(&self, device: Handle) -> Answer<(u32, u32)> {
@@ -230,5 +262,45 @@ fn fault(error: NvmlError) -> Fault {
         NvmlError::FailedToLoadSymbol(_) => Fault::SymbolMissing,
         NvmlError::Utf8Error(_) => Fault::Implausible,
         other => Fault::from_code(other.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A library whose list is `there` rows long, one more at each question.
+    fn growing(mut there: u32) -> impl FnMut(u32) -> Listed<u32> {
+        move |room| {
+            there += 1;
+            let code = if there > room { INSUFFICIENT_SIZE } else { sys::nvmlReturn_enum_NVML_SUCCESS };
+            Listed { code, count: there, written: (0..room).collect() }
+        }
+    }
+
+    #[test]
+    fn c35_a_list_that_grows_between_questions_is_asked_for_again() {
+        for (there, room) in [(0, 64), (63, 64), (64, 146), (500, 1018)] {
+            let (count, written) = fitting(growing(there)).expect("it fits in the end");
+            assert!(count <= written.len());
+            assert_eq!(written.len(), room, "{there} rows");
+        }
+    }
+
+    #[test]
+    fn c35_a_list_without_end_is_given_up() {
+        let mut questions = 0;
+        let endless = fitting(|room| {
+            questions += 1;
+            Listed { code: INSUFFICIENT_SIZE, count: room, written: vec![0u32; room as usize] }
+        });
+        assert_eq!(endless.err(), Some(Fault::InsufficientSize));
+        assert!(questions < 10);
+    }
+
+    #[test]
+    fn c35_more_rows_than_room_are_not_believed() {
+        let lying = fitting(|room| Listed { code: 0, count: room + 1, written: vec![0u32; room as usize] });
+        assert_eq!(lying.err(), Some(Fault::Implausible));
     }
 }

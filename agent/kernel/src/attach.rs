@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    os::fd::OwnedFd,
     path::Path,
     sync::mpsc,
 };
@@ -13,13 +14,14 @@ use aya::programs::{
 };
 use cotenant_abi::{Action, Cookie, SYMBOLS};
 
-use crate::{KernelError, load::program};
+use crate::{
+    KernelError,
+    load::program,
+    multi::{Multi, Places},
+};
 
-/// Every uprobe program of the object.
+/// Every uprobe program of the object. Returns first: attached in this order, no entry lacks its return.
 pub(crate) static PROGRAMS: &[&str] = &[
-    "call_enter",
-    "free_enter",
-    "release_enter",
     "count_return",
     "allocate_return",
     "free_return",
@@ -27,6 +29,9 @@ pub(crate) static PROGRAMS: &[&str] = &[
     "map_return",
     "unmap_return",
     "context_return",
+    "call_enter",
+    "free_enter",
+    "release_enter",
 ];
 
 /// The programs at entry and return of a symbol.
@@ -66,53 +71,118 @@ pub struct Attached {
     pub failed: Vec<(&'static str, KernelError)>,
 }
 
+/// What holds probes in place; closing it removes them.
+#[allow(dead_code, reason = "held to be dropped")]
+enum Hold {
+    /// Every symbol of one program.
+    Many(OwnedFd),
+    One(UProbeLink),
+}
+
 /// The object's uprobe programs and every live attachment.
 pub struct Probes {
     ebpf: aya::Ebpf,
-    links: BTreeMap<LibraryId, Vec<UProbeLink>>,
-    /// Detaching takes about 100 ms a link: a thread of its own does it.
-    drops: Option<mpsc::Sender<Vec<UProbeLink>>>,
+    multi: Option<Multi>,
+    /// The programs for single links are loaded.
+    single: bool,
+    holds: BTreeMap<LibraryId, Vec<Hold>>,
+    /// Closing waits for the kernel: a thread of its own does it.
+    drops: Option<mpsc::Sender<Vec<Hold>>>,
     dropper: Option<std::thread::JoinHandle<()>>,
 }
 
+/// One symbol to be probed.
+struct Target {
+    name: &'static str,
+    offset: u64,
+    cookie: Cookie,
+}
+
 impl Probes {
-    pub(crate) fn new(ebpf: aya::Ebpf) -> Self {
-        let (drops, dropped) = mpsc::channel::<Vec<UProbeLink>>();
+    pub(crate) fn new(ebpf: aya::Ebpf, multi: Option<Multi>) -> Self {
+        let (drops, dropped) = mpsc::channel::<Vec<Hold>>();
         let dropper = std::thread::Builder::new()
             .name("detach".to_owned())
             .spawn(move || dropped.into_iter().for_each(drop))
             .ok();
-        Self { ebpf, links: BTreeMap::new(), drops: Some(drops), dropper }
+        Self { ebpf, multi, single: false, holds: BTreeMap::new(), drops: Some(drops), dropper }
     }
 
-    /// Attaches the table's symbols found in a library, return before entry, so that no entry lacks its return.
+    /// Whether one link holds many symbols here: then letting go takes milliseconds, not seconds.
+    pub fn links_many(&self) -> bool {
+        self.multi.is_some()
+    }
+
+    /// Attaches the table's symbols found in a library.
     ///
     /// `offsets` are (row of `SYMBOLS`, file offset), in the table's order.
     pub fn attach(&mut self, library: LibraryId, path: &Path, offsets: &[(usize, u64)]) -> Attached {
         let mut attached = Attached::default();
         let mut seen = HashSet::new();
+        let mut targets = Vec::new();
         for &(row, offset) in offsets {
-            let Some(symbol) = SYMBOLS.get(row) else {
-                continue;
-            };
-            if !seen.insert(offset) {
+            let Some(symbol) = SYMBOLS.get(row) else { continue };
+            if seen.insert(offset) {
+                let cookie = symbol.cookie.in_library(library.0 & Cookie::LIBRARY_MAX);
+                targets.push(Target { name: symbol.name, offset, cookie });
+            } else {
                 attached.twins += 1;
-                continue;
             }
-            let cookie = symbol.cookie.in_library(library.0 & Cookie::LIBRARY_MAX);
+        }
+        if let Some(multi) = &self.multi {
+            match attach_many(multi, path, &targets) {
+                Ok(holds) => {
+                    attached.symbols = u32::try_from(targets.len()).unwrap_or(u32::MAX);
+                    self.holds.insert(library, holds);
+                    return attached;
+                }
+                // One place that the kernel refuses spoils the whole link: find it one by one.
+                Err(error) => tracing::warn!(%error, "probing symbol by symbol instead"),
+            }
+        }
+        if let Err(error) = self.load_single(true, &mut attached.failed) {
+            attached.failed.push(("every symbol", error));
+            return attached;
+        }
+        for Target { name, offset, cookie } in targets {
             let (entry, exit) = pair(cookie.action());
             let both = self
                 .attach_one(exit, path, offset, cookie)
                 .and_then(|exit| Ok([exit, self.attach_one(entry, path, offset, cookie)?]));
             match both {
                 Ok(links) => {
-                    self.links.entry(library).or_default().extend(links);
+                    self.holds.entry(library).or_default().extend(links.map(Hold::One));
                     attached.symbols += 1;
                 }
-                Err(error) => attached.failed.push((symbol.name, error)),
+                Err(error) => attached.failed.push((name, error)),
             }
         }
         attached
+    }
+
+    /// Loads the programs for links of one symbol. `unmap_return` is missed alone where the kernel refuses it.
+    pub(crate) fn load_single(
+        &mut self,
+        unmap: bool,
+        missing: &mut Vec<(&'static str, KernelError)>,
+    ) -> Result<(), KernelError> {
+        if self.single {
+            return Ok(());
+        }
+        for name in PROGRAMS {
+            let optional = *name == "unmap_return";
+            if optional && !unmap {
+                continue;
+            }
+            let program: &mut UProbe = program(&mut self.ebpf, name)?;
+            match program.load().map_err(|source| KernelError::Program { name, source }) {
+                Ok(()) => {}
+                Err(error) if optional => missing.push((name, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        self.single = true;
+        Ok(())
     }
 
     fn attach_one(
@@ -135,25 +205,45 @@ impl Probes {
             })
     }
 
-    /// Lets a library go. The links close on their own thread.
+    /// Lets a library go. What holds it closes on a thread of its own.
     pub fn detach(&mut self, library: LibraryId) {
-        if let (Some(links), Some(drops)) = (self.links.remove(&library), &self.drops) {
+        if let (Some(holds), Some(drops)) = (self.holds.remove(&library), &self.drops) {
             // The dropper lives as long as the sender; if it does not, dropping here is as right, only slower.
-            let _ = drops.send(links);
+            let _ = drops.send(holds);
         }
     }
 
     pub fn libraries(&self) -> usize {
-        self.links.len()
+        self.holds.len()
     }
 }
 
 impl Drop for Probes {
-    /// The process is about to end: the kernel closes what is left faster than link after link.
     fn drop(&mut self) {
         self.drops.take();
-        self.dropper.take();
+        self.holds.clear();
+        if let Some(dropper) = self.dropper.take() {
+            // A panic there has been reported by the thread itself, and there is nothing left to close.
+            let _ = dropper.join();
+        }
     }
+}
+
+fn attach_many(multi: &Multi, path: &Path, targets: &[Target]) -> Result<Vec<Hold>, KernelError> {
+    let mut by_program: BTreeMap<&str, Places> = BTreeMap::new();
+    for Target { offset, cookie, .. } in targets {
+        let (entry, exit) = pair(cookie.action());
+        for program in [entry, exit] {
+            let places = by_program.entry(program).or_default();
+            places.offsets.push(*offset);
+            places.cookies.push(cookie.0);
+        }
+    }
+    PROGRAMS
+        .iter()
+        .filter_map(|program| Some((*program, by_program.get(program)?)))
+        .map(|(program, places)| multi.attach(program, path, places).map(Hold::Many))
+        .collect()
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub enum KernelError {
     Program { name: &'static str, #[source] source: aya::programs::ProgramError },
     #[error("cannot attach {name} to {target}")]
     Attach { name: &'static str, target: String, #[source] source: aya::programs::ProgramError },
+    #[error("links of many uprobes cannot be used ({step})")]
+    Multi { step: &'static str, #[source] source: std::io::Error },
     #[error("the eBPF object has no map {name}")]
     NoMap { name: &'static str },
     #[error("cannot use map {name}")]

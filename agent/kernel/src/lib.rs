@@ -5,6 +5,7 @@ mod attach;
 mod error;
 mod load;
 mod maps;
+mod multi;
 mod perf;
 mod plan;
 mod raw;

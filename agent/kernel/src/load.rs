@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use aya::{
     EbpfLoader,
     maps::{Array, MapData},
-    programs::{KProbe, TracePoint, UProbe},
+    programs::{KProbe, TracePoint},
 };
 use cotenant_abi::Settings;
 
 use crate::{
     Boundary, ExitRule, KernelError, Plan, Probes, Reader, Watcher,
     maps::take,
+    multi::Multi,
     raw::Raw,
 };
 
@@ -90,24 +91,25 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
     if let Err(error) = boundary {
         missing.push(("boundary", error));
     }
-    for name in crate::attach::PROGRAMS {
-        if *name == "unmap_return" && !plan.unmap {
-            continue;
-        }
-        let program: &mut UProbe = program(&mut ebpf, name)?;
-        if let Err(source) = program.load() {
-            let error = KernelError::Program { name, source };
-            if *name == "unmap_return" {
-                missing.push((name, error));
-            } else {
-                return Err(error);
+    let multi = if plan.multi {
+        match Multi::load(OBJECT, &ebpf, crate::attach::PROGRAMS) {
+            Ok(multi) => Some(multi),
+            Err(error) => {
+                missing.push(("multi_uprobes", error));
+                None
             }
         }
-    }
+    } else {
+        None
+    };
     let events = take(&mut ebpf, "EVENTS")?;
     let reader = Reader::take(&mut ebpf, &entries)?;
     let watcher = Watcher::open(events)?;
-    Ok(Kernel { reader, probes: Probes::new(ebpf), watcher, missing })
+    let mut probes = Probes::new(ebpf, multi);
+    if !probes.links_many() {
+        probes.load_single(plan.unmap, &mut missing)?;
+    }
+    Ok(Kernel { reader, probes, watcher, missing })
 }
 
 fn settle(ebpf: &mut aya::Ebpf, plan: &Plan, own_tgid: u32) -> Result<(), KernelError> {

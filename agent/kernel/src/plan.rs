@@ -69,6 +69,8 @@ pub struct Plan {
     pub exit: ExitRule,
     /// `cuMemUnmap` spans need `bpf_loop`.
     pub unmap: bool,
+    /// One link holds every symbol of a library that one program serves.
+    pub multi: bool,
 }
 
 pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
@@ -84,7 +86,7 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
         (None, Some((signal, live))) => ExitRule::SignalLive { signal, live },
         (None, None) => ExitRule::Leader,
     };
-    Plan { boundary, exit, unmap: facts.kernel >= (5, 17) }
+    Plan { boundary, exit, unmap: facts.kernel >= (5, 17), multi: facts.kernel >= (6, 6) }
 }
 
 #[cfg(test)]
@@ -131,5 +133,11 @@ mod tests {
     fn unmap_spans_need_bpf_loop() {
         assert!(!decide(&HostFacts { kernel: (5, 15), ..facts() }, ALLOWED).unmap);
         assert!(decide(&HostFacts { kernel: (5, 17), ..facts() }, ALLOWED).unmap);
+    }
+
+    #[test]
+    fn links_of_many_symbols_need_linux_6_6() {
+        assert!(!decide(&HostFacts { kernel: (6, 5), ..facts() }, ALLOWED).multi);
+        assert!(decide(&HostFacts { kernel: (6, 6), ..facts() }, ALLOWED).multi);
     }
 }

@@ -345,7 +345,8 @@ fn sample_of(id: u64, process: &Process) -> ProcessSample {
 fn add_ledger(row: &mut LedgerRow, value: &Ledger) {
     // Read while it moves: a free may be seen before its allocation. Never below zero (C13).
     row.live += u64::try_from(value.live).unwrap_or(0);
-    row.peak += u64::try_from(value.peak).unwrap_or(0);
+    // Rows fold when a GPU was booked by its ordinal first: their peaks may lie apart, so this is at least.
+    row.peak = row.peak.max(u64::try_from(value.peak).unwrap_or(0));
     row.allocated += value.allocated;
     row.freed += value.freed;
     row.allocations += value.allocations;

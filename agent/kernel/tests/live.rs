@@ -2,10 +2,10 @@
 
 use cotenant_kernel::{Choices, HostFacts, MapSizes, decide, start};
 
-#[test]
-fn c77_the_running_kernel_loads_every_program() {
+/// The kernel side planned as for a kernel of this version.
+fn load_as(kernel: (u32, u32)) {
     assert!(rustix::process::geteuid().is_root(), "run as root: loading eBPF needs CAP_BPF and CAP_PERFMON");
-    let facts = HostFacts { kernel: (6, 1), ioctl_tracepoint: true, ..HostFacts::default() };
+    let facts = HostFacts { kernel, ioctl_tracepoint: true, ..HostFacts::default() };
     let plan = decide(&facts, Choices { syscall_tracepoint: true });
     let kernel = start(&plan, MapSizes::default(), std::process::id()).unwrap_or_else(|error| {
         let mut chain = error.to_string();
@@ -19,4 +19,14 @@ fn c77_the_running_kernel_loads_every_program() {
     let missing: Vec<_> = kernel.missing.iter().map(|(name, error)| format!("{name}: {error:?}")).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert!(kernel.watcher.blind.is_none());
+}
+
+#[test]
+fn c77_the_running_kernel_loads_every_program_for_single_links() {
+    load_as((6, 1));
+}
+
+#[test]
+fn c77_the_running_kernel_loads_every_program_for_links_of_many() {
+    load_as((6, 6));
 }

@@ -18,7 +18,7 @@ use cotenant_abi::{
 };
 
 use crate::{
-    atomic, contexts,
+    atomic, contexts, ledger,
     maps::{
         ANY, CALLS, FAILURES, LATENCY, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS, SHADOWED, THREADS,
         ZERO_LATENCY, ZERO_THREAD, count, emit, lose, note,
@@ -122,6 +122,7 @@ fn thread_of(tid: u32, tgid: u32, operation: u8) -> Option<*mut Thread> {
     let zero = unsafe { &*ZERO_THREAD.get_ptr(0)? };
     if THREADS.insert(&tid, zero, NOEXIST).is_err() {
         lose(Loss::ThreadMapFull);
+        ledger::mark_lost(process);
         return None;
     }
     let thread = THREADS.get_ptr_mut(&tid)?;
@@ -164,10 +165,14 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
             break;
         }
         lose(Loss::EntryWithoutReturn);
+        // SAFETY: a live map value.
+        ledger::mark_lost(unsafe { (*thread).process });
         depth -= 1;
     }
     if depth as usize >= MAX_DEPTH {
         lose(Loss::NestedTooDeep);
+        // SAFETY: a live map value.
+        ledger::mark_lost(unsafe { (*thread).process });
         return None;
     }
     depth += 1;
@@ -257,6 +262,8 @@ pub fn leave(ctx: &RetProbeContext) -> Option<(*mut Thread, *mut Frame, u32)> {
     }
     if SHADOWED.get_ptr(&cookie.library()).is_none() {
         lose(Loss::ReturnWithoutEntry);
+        // SAFETY: a live map value.
+        ledger::mark_lost(unsafe { (*thread).process });
     }
     None
 }

@@ -19,7 +19,7 @@ fn ledger_of(key: &LedgerKey) -> Option<*mut Ledger> {
 }
 
 /// Marks a process whose ledger is no longer exact.
-#[inline(always)]
+#[inline(never)]
 pub fn mark_lost(process: u64) {
     if let Some(entry) = PROCESSES.get_ptr_mut(&process) {
         let entry: *mut Process = entry;

@@ -6,6 +6,7 @@ pub mod scrape;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -102,6 +103,11 @@ impl SimulatedNode {
 
     /// Starts the agent with `extra` TOML after the node's own settings, and waits until it serves.
     pub fn agent(&self, extra: &str) -> Result<Agent> {
+        self.agent_under(&[], extra)
+    }
+
+    /// Starts the agent as `launcher` (a program with its arguments) does it: in namespaces of its own, say.
+    pub fn agent_under(&self, launcher: &[&str], extra: &str) -> Result<Agent> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = format!(
             "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\n[nvml]\nlibrary = {:?}\ninterval = \
@@ -111,7 +117,12 @@ impl SimulatedNode {
         let path = self.directory.join("cotenant.toml");
         fs::write(&path, config)?;
         let log = fs::File::create(self.directory.join("agent.log"))?;
-        let child = Command::new(self.artefacts.join("cotenant"))
+        let program = self.artefacts.join("cotenant");
+        let mut command = Command::new(launcher.first().map_or(program.as_os_str(), OsStr::new));
+        if let Some((_, arguments)) = launcher.split_first() {
+            command.args(arguments).arg(&program);
+        }
+        let child = command
             .args(["run", "--config"])
             .arg(&path)
             .env(NODE_VARIABLE, &self.directory)
@@ -127,12 +138,24 @@ impl SimulatedNode {
 
     /// Starts a tenant in a cgroup; its script goes to a file of the node.
     pub fn tenant(&self, name: &str, cgroup: &Cgroup, script: &str, environment: &[(&str, &str)]) -> Result<Tenant> {
+        self.tenant_under("", name, cgroup, script, environment)
+    }
+
+    /// Starts a tenant as `launcher` (words of a shell that end before the program) does it.
+    pub fn tenant_under(
+        &self,
+        launcher: &str,
+        name: &str,
+        cgroup: &Cgroup,
+        script: &str,
+        environment: &[(&str, &str)],
+    ) -> Result<Tenant> {
         let path = self.directory.join(format!("{name}.script"));
         fs::write(&path, script)?;
         let mut command = Command::new("/bin/sh");
         command
             .arg("-c")
-            .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$1\" \"$2\"")
+            .arg(format!("echo $$ > \"$0/cgroup.procs\" && exec {launcher} \"$1\" \"$2\""))
             .arg(&cgroup.0)
             .arg(self.artefacts.join("cotenant-sim-tenant"))
             .arg(&path)
@@ -238,9 +261,12 @@ impl Agent {
 }
 
 impl Drop for Agent {
+    /// Asked, not killed: the kernel takes ten times as long to remove the probes of a process that it kills.
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if self.stop().is_err() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
     }
 }
 

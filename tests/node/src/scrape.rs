@@ -49,8 +49,8 @@ impl Scrape {
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.of(name)
             .filter(|sample| labels.iter().all(|(key, value)| sample.label(key) == *value))
-            .map(|sample| sample.value)
-            .sum()
+            // Not `sum`: that of nothing is -0.0.
+            .fold(0.0, |sum, sample| sum + sample.value)
     }
 }
 

@@ -139,8 +139,8 @@ catalogue! {
     MemoryPeak: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.live_peak",
         "cotenant_gpu_memory_live_peak_bytes",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, MEMORY_KIND], "T x (G + 2) x 8",
-        "Highest live bytes since the agent came, kept in the kernel per process and added up, so an upper bound for a \
-         tenant of several processes.";
+        "Highest live bytes since the agent came. Exact for a tenant of one process, kept in the kernel at each call; for \
+         several at least this: the highest of any process and of their sum at each reading.";
     OperationDuration: Histogram Stable Unit::SECONDS, "cotenant.gpu.memory.operation.duration",
         "cotenant_gpu_memory_operation_duration_seconds",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, OPERATION], "T x 45 x 29",

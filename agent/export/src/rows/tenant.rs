@@ -61,7 +61,10 @@ fn ledger(sheet: &mut Sheet, tenant: &TenantView, labels: &Labels) {
     }
     for ((gpu, kind), totals) in &tenant.memory {
         let labels = with_gpu(labels, gpu).with(MEMORY_KIND, kind.as_str());
-        sheet.put(Id::MemoryLive, labels.clone(), totals.live);
+        // Without a process there is nobody to hold anything: the series ends, what it peaked at stays.
+        if tenant.processes > 0 {
+            sheet.put(Id::MemoryLive, labels.clone(), totals.live);
+        }
         sheet.put(Id::MemoryPeak, labels.clone(), totals.peak);
         sheet.put(Id::MemoryAllocated, labels.clone(), totals.allocated);
         sheet.put(Id::MemoryFreed, labels, totals.freed);

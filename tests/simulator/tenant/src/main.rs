@@ -6,7 +6,7 @@
 //! `array NAME WIDTH HEIGHT` · `mipmap NAME WIDTH HEIGHT LEVELS` · `register NAME BYTES` · `free NAME [SYMBOL]` ·
 //! `free_again NAME` · `free_raw ADDRESS` · `create NAME BYTES D` · `map NAME` · `unmap NAME` · `handle_release NAME` ·
 //! `handle_retain NAME` · `ipc NAME BYTES` · `inject OPERATION CODE TIMES` · `expect CODE` · `random SEED CALLS` ·
-//! `loop N { … }` · `threads N { … }` · `fork { … }` · `exec SCRIPT` · `leader_exit` · `sleep MS` · `spin MS` ·
+//! `loop N { … }` · `threads N { … }` · `background { … }` · `fork { … }` · `exec SCRIPT` · `leader_exit` · `sleep MS` · `spin MS` ·
 //! `print TEXT` · `wait` (for a line on standard input) · `crash` · `exit CODE`.
 //! BYTES take KiB, MiB and GiB.
 
@@ -56,8 +56,10 @@ fn main() -> ExitCode {
         .map_err(|error| StepError { line: 0, reason: format!("cannot read {argument}: {error}") })
         .and_then(|text| script::parse(&text))
         .and_then(|steps| {
-            let cuda = Cuda::load().map_err(|reason| StepError { line: 0, reason })?;
-            run(&cuda, &steps, &mut Names::default())
+            // For ever: threads in the background outlive this one.
+            let steps: &'static [Step] = steps.leak();
+            let cuda: &'static Cuda = Box::leak(Box::new(Cuda::load().map_err(|reason| StepError { line: 0, reason })?));
+            run(cuda, steps, &mut Names::default())
         });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,7 +70,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cuda: &Cuda, steps: &[Step], names: &mut Names) -> Result<(), StepError> {
+fn run(cuda: &'static Cuda, steps: &'static [Step], names: &mut Names) -> Result<(), StepError> {
     for step in steps {
         one(cuda, step, names).map_err(|reason| StepError { line: step.line, reason })?;
     }
@@ -88,7 +90,7 @@ fn mapped(names: &Names, name: &str) -> Result<Mapped, String> {
 }
 
 #[allow(clippy::too_many_lines, reason = "one arm a step: the list is the program")]
-fn one(cuda: &Cuda, step: &Step, names: &mut Names) -> Result<(), String> {
+fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<(), String> {
     match step.word.as_str() {
         "init" => names.last = cuda.call("cuInit", [0; 5])?,
         "uuid" => {
@@ -224,14 +226,29 @@ fn one(cuda: &Cuda, step: &Step, names: &mut Names) -> Result<(), String> {
             }
         }
         "threads" => threads(cuda, step, names)?,
+        "background" => {
+            let context = cuda.current()?;
+            let mut own = names.clone();
+            std::thread::spawn(move || {
+                let outcome = cuda.call("cuCtxSetCurrent", [context, 0, 0, 0, 0]).and_then(|_| {
+                    run(cuda, &step.block, &mut own).map_err(|error| format!("line {}: {}", error.line, error.reason))
+                });
+                if let Err(reason) = outcome {
+                    eprintln!("in the background: {reason}");
+                    std::process::exit(2);
+                }
+            });
+        }
         "fork" => fork(cuda, step, names)?,
         "exec" => {
             let program = std::env::current_exe().map_err(|error| error.to_string())?;
             let error = Command::new(program).arg(step.text(0)?).exec();
             return Err(format!("cannot exec: {error}"));
         }
-        // SAFETY: ends only this thread; the others go on, and the process with them.
-        "leader_exit" => unsafe { libc::pthread_exit(std::ptr::null_mut()) },
+        "leader_exit" => {
+            // SAFETY: ends only this thread, at once; the others go on, and the process with them.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
         "sleep" => std::thread::sleep(Duration::from_millis(step.number(0)?)),
         "spin" => {
             let until = Instant::now() + Duration::from_millis(step.number(0)?);
@@ -258,7 +275,7 @@ fn one(cuda: &Cuda, step: &Step, names: &mut Names) -> Result<(), String> {
 }
 
 /// Each thread has names of its own and the context that is current here.
-fn threads(cuda: &Cuda, step: &Step, names: &Names) -> Result<(), String> {
+fn threads(cuda: &'static Cuda, step: &'static Step, names: &Names) -> Result<(), String> {
     let count = step.number(0)?;
     let context = cuda.current()?;
     std::thread::scope(|scope| {
@@ -275,7 +292,7 @@ fn threads(cuda: &Cuda, step: &Step, names: &Names) -> Result<(), String> {
     })
 }
 
-fn fork(cuda: &Cuda, step: &Step, names: &Names) -> Result<(), String> {
+fn fork(cuda: &'static Cuda, step: &'static Step, names: &Names) -> Result<(), String> {
     // SAFETY: this program has one thread where its scripts fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
