@@ -77,7 +77,8 @@ fn build(programs: &Path) -> Result<PathBuf, String> {
     if matches!(toolchain, Toolchain::Nightly) {
         cargo.args(["-Z", "build-std=core"]);
     }
-    let status = cargo.status().map_err(|error| format!("cannot start cargo for the eBPF programs: {error}"))?;
+    let status =
+        cargo.status().map_err(|error| format!("cannot start cargo for the eBPF programs: {error}"))?;
     if !status.success() {
         return Err(format!("the eBPF programs did not build ({status}), see above"));
     }
@@ -102,9 +103,7 @@ fn find() -> Option<Toolchain> {
         .ok()
         .filter(|output| output.status.success())
         .and_then(|output| String::from_utf8(output.stdout).ok())
-        .is_some_and(|sysroot| {
-            Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir()
-        });
+        .is_some_and(|sysroot| Path::new(sysroot.trim()).join("lib/rustlib/src/rust/library/core").is_dir());
     source.then_some(Toolchain::Nightly)
 }
 

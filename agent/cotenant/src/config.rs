@@ -114,7 +114,8 @@ impl Default for Agent {
 
 impl Default for Kernel {
     fn default() -> Self {
-        let cotenant_kernel::MapSizes { processes, threads, pointers, handles } = Default::default();
+        let cotenant_kernel::MapSizes { processes, threads, pointers, handles } =
+            cotenant_kernel::MapSizes::default();
         Self { processes, threads, pointers, handles, syscall_tracepoint: true }
     }
 }
@@ -133,7 +134,7 @@ impl Default for Nvml {
 
 impl Default for Tenants {
     fn default() -> Self {
-        Self { max: 512, retention: Duration::from_secs(900) }
+        Self { max: 512, retention: Duration::from_mins(15) }
     }
 }
 
@@ -178,7 +179,10 @@ fn check(config: &Config) -> Result<()> {
     let Config { agent, kernel, nvml, tenants, .. } = config;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
-        bail!("agent.interval is {:?}: reading the maps more often than every 100ms only costs CPU", agent.interval);
+        bail!(
+            "agent.interval is {:?}: reading the maps more often than every 100ms only costs CPU",
+            agent.interval
+        );
     }
     if nvml.interval < floor && !simulated() {
         bail!(
@@ -236,9 +240,11 @@ mod tests {
 
     #[test]
     fn values_out_of_range_say_what_is_allowed() {
-        for (text, word) in
-            [("[kernel]\npointers = 1\n", "64 to"), ("[tenants]\nmax = 0\n", "1 and more"), ("[nvml]\ndeadline = \"0s\"\n", "2s")]
-        {
+        for (text, word) in [
+            ("[kernel]\npointers = 1\n", "64 to"),
+            ("[tenants]\nmax = 0\n", "1 and more"),
+            ("[nvml]\ndeadline = \"0s\"\n", "2s"),
+        ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(word), "{error}");
         }

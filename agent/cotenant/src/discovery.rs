@@ -24,7 +24,7 @@ use crate::registry::Registry;
 /// Wait for events this long; also how fast a stop is seen.
 const WAIT: Duration = Duration::from_millis(200);
 /// A file without mappers stays attached this long: programs restart, and detaching is slow.
-const LINGER: Duration = Duration::from_secs(60);
+const LINGER: Duration = Duration::from_mins(1);
 /// Between looks at every process where mappings cannot be watched.
 const BLIND_SCAN: Duration = Duration::from_secs(2);
 const REAP: Duration = Duration::from_secs(5);
@@ -93,7 +93,7 @@ impl Discovery {
 
     fn react(&mut self, happening: Happening) {
         match happening {
-            Happening::Mapped { pid, path, .. } if is_libcuda(&path) => self.examine(pid),
+            Happening::Mapped { pid, path, .. } if is_libcuda(&path) => self.examine(pid, true),
             Happening::ProcessSeen { id, tgid, cgroup_id } => {
                 if let Ok(mut registry) = self.registry.lock() {
                     registry.meet(id, tgid, cgroup_id);
@@ -107,12 +107,13 @@ impl Discovery {
     fn scan(&mut self) {
         let Ok(pids) = self.host.processes() else { return };
         for pid in pids {
-            self.examine(pid);
+            self.examine(pid, false);
         }
     }
 
     /// Looks at one process's mappings and takes every libcuda among them under observation.
-    fn examine(&mut self, pid: u32) {
+    /// `witnessed`: it has just mapped one of them.
+    fn examine(&mut self, pid: u32, witnessed: bool) {
         if pid == self.own_pid {
             return;
         }
@@ -130,7 +131,7 @@ impl Discovery {
             }
         }
         if let Ok(mut registry) = self.registry.lock() {
-            registry.foresee(pid);
+            registry.foresee(pid, witnessed.then_some(start));
         }
     }
 
@@ -169,7 +170,8 @@ impl Discovery {
                 let attached = self.probes.attach(id, &path, &exports.found);
                 state.attached = attached.symbols + attached.twins;
                 state.missing = u32::try_from(exports.missing.len()).unwrap_or(u32::MAX);
-                state.failed = u32::try_from(attached.failed.len() + exports.refused.len()).unwrap_or(u32::MAX);
+                state.failed =
+                    u32::try_from(attached.failed.len() + exports.refused.len()).unwrap_or(u32::MAX);
                 for (symbol, error) in &attached.failed {
                     warn!(symbol, error = %chain(error), "a symbol cannot be probed");
                 }

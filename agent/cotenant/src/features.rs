@@ -19,7 +19,10 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         host.event_format(category, event).ok()?.field(field).map(|field| field.offset)
     };
     let signal_live = host.btf().ok().and_then(|btf| {
-        Some((btf.member_offset("task_struct", "signal").ok()?, btf.member_offset("signal_struct", "live").ok()?))
+        Some((
+            btf.member_offset("task_struct", "signal").ok()?,
+            btf.member_offset("signal_struct", "live").ok()?,
+        ))
     });
     let kprobes = host.has_kprobes();
     let facts = HostFacts {
@@ -27,7 +30,9 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         kprobes,
         // Reading all of kallsyms takes tens of milliseconds; without kprobes the answer changes nothing.
         uvm_symbol: kprobes
-            && host.kernel_symbols(&["uvm_unlocked_ioctl_entry"]).is_ok_and(|found| found.first() == Some(&true)),
+            && host
+                .kernel_symbols(&["uvm_unlocked_ioctl_entry"])
+                .is_ok_and(|found| found.first() == Some(&true)),
         ioctl_tracepoint: host.event_format("syscalls", "sys_enter_ioctl").is_ok(),
         group_dead_offset: offset("sched", "sched_process_exit", "group_dead"),
         signal_live,
@@ -46,7 +51,8 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
         (None, Boundary::ContextOnly) => feature(
             "gpu_boundary",
             FeatureState::Degraded,
-            "no kprobes and no syscalls tracepoint: the GPU of an allocation is known from its context only".into(),
+            "no kprobes and no syscalls tracepoint: the GPU of an allocation is known from its context only"
+                .into(),
         ),
         (None, boundary) => feature("gpu_boundary", FeatureState::Active, boundary.as_str().into()),
     });

@@ -42,7 +42,7 @@ enum ConfigCommand {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Run(overrides) => config::load(&overrides).and_then(run::run),
+        Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))
         }

@@ -22,12 +22,7 @@ use cotenant_model::{
 };
 use tracing::warn;
 
-use crate::{
-    config::Config,
-    discovery::chain,
-    features::feature,
-    registry::Registry,
-};
+use crate::{config::Config, discovery::chain, features::feature, registry::Registry};
 
 pub(crate) struct Ticker {
     pub(crate) host: Host,
@@ -71,7 +66,10 @@ impl Ticker {
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
             Device::latest,
         );
-        let kernel = self.read(state, &device);
+        let mut kernel = self.read(state, &device);
+        if let Ok(registry) = self.registry.lock() {
+            kernel.processes.iter_mut().for_each(|process| registry.judge(process));
+        }
         let now = self.started.elapsed();
         let pids: BTreeSet<u32> = device
             .gpus
@@ -81,9 +79,11 @@ impl Ticker {
                 listed.chain(gpu.process_utilization.iter().flatten().map(|process| process.pid))
             })
             .collect();
-        let resolved = self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
+        let resolved =
+            self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
         let empty = (BTreeMap::new(), BTreeMap::new());
-        let (by_process, by_pid) = resolved.as_ref().map_or((&empty.0, &empty.1), |r| (&r.by_process, &r.by_pid));
+        let (by_process, by_pid) =
+            resolved.as_ref().map_or((&empty.0, &empty.1), |r| (&r.by_process, &r.by_pid));
         let step = state.node.advance(&kernel, &device, Tenants { by_process, by_pid }, now, retention);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
@@ -162,9 +162,8 @@ impl Ticker {
         let Some(live) = &self.device else {
             return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
         };
-        let reason = match device.library {
-            Ok(_) => return feature("nvml", FeatureState::Active, String::new()),
-            Err(reason) => reason,
+        let Err(reason) = device.library else {
+            return feature("nvml", FeatureState::Active, String::new());
         };
         let remedy = match reason {
             Absence::LibraryMissing => {

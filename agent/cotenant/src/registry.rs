@@ -4,7 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cotenant_host::{CgroupView, Host, HostNames, identify};
-use cotenant_model::{ProcessId, Tenant, TenantKind, sample::ProcessSample};
+use cotenant_model::{
+    ProcessId, Tenant, TenantKind,
+    sample::{Confidence, ProcessSample},
+};
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
@@ -17,6 +20,8 @@ pub(crate) struct Registry {
     by_process: BTreeMap<ProcessId, Tenant>,
     /// With the start time that makes a PID an identity.
     by_pid: BTreeMap<u32, (u64, Tenant)>,
+    /// Processes that were seen to map the driver: nothing of theirs came before the agent.
+    witnessed: BTreeMap<u32, u64>,
     /// Tenants by cgroup, for processes that are gone before anyone looked.
     by_cgroup: BTreeMap<u64, Tenant>,
 }
@@ -33,6 +38,7 @@ impl Registry {
             view,
             by_process: BTreeMap::new(),
             by_pid: BTreeMap::new(),
+            witnessed: BTreeMap::new(),
             by_cgroup: BTreeMap::new(),
         }
     }
@@ -76,9 +82,20 @@ impl Registry {
         self.by_process.insert(id, tenant);
     }
 
-    /// Before a process calls the driver: it has mapped it.
-    pub(crate) fn foresee(&mut self, pid: u32) {
+    /// Before a process calls the driver: it has mapped it. `start` when it was seen doing so.
+    pub(crate) fn foresee(&mut self, pid: u32, witnessed: Option<u64>) {
         self.look(pid);
+        if let Some(start) = witnessed {
+            self.witnessed.insert(pid, start);
+        }
+    }
+
+    /// A late first call is no gap where the agent saw the process map the driver and no memory came before.
+    pub(crate) fn judge(&self, process: &mut ProcessSample) {
+        let seen = self.witnessed.contains_key(&process.tgid);
+        if process.confidence == Confidence::JoinedLate && process.before_memory && seen {
+            process.confidence = Confidence::Complete;
+        }
     }
 
     /// The tenants of these processes and of these PIDs; whatever else was known is forgotten.
@@ -108,6 +125,7 @@ impl Registry {
         if !retired.is_empty() {
             let host = &self.host;
             self.by_pid.retain(|pid, (start, _)| host.alive(*pid, *start));
+            self.witnessed.retain(|pid, start| host.alive(*pid, *start));
             if self.by_cgroup.len() > 4096 {
                 let used: BTreeSet<&Tenant> = self.by_process.values().collect();
                 self.by_cgroup.retain(|_, tenant| used.contains(tenant));

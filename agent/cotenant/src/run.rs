@@ -31,8 +31,8 @@ use crate::{
     serve::router,
 };
 
-pub(crate) fn run(config: Config) -> Result<()> {
-    log(&config)?;
+pub(crate) fn run(config: &Config) -> Result<()> {
+    log(config)?;
     let started = Instant::now();
     let host = Host::at(&config.agent.root);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -64,7 +64,7 @@ pub(crate) fn run(config: Config) -> Result<()> {
         }
     };
     let namespace = features::pid_namespace(&host);
-    let device = nvml(&config, namespace.state == cotenant_model::view::FeatureState::Active, started);
+    let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     features.push(namespace);
     for feature in &features {
         info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
@@ -100,7 +100,8 @@ pub(crate) fn run(config: Config) -> Result<()> {
     }
     info!(address = %config.server.listen, "serving");
     let served = runtime.block_on(async {
-        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         axum::serve(listener, router(published))
             .with_graceful_shutdown(async move {
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }

@@ -1,7 +1,7 @@
 //! Owns the HTTP surface: /metrics, /healthz, /readyz, /status.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
-use std::sync::Arc;
+use std::{fmt::Write, sync::Arc};
 
 use arc_swap::ArcSwapOption;
 use axum::{
@@ -30,7 +30,8 @@ pub(crate) fn router(published: Published) -> Router {
 }
 
 fn not_yet() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "starting: nothing has been read yet, try again in a second\n").into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, "starting: nothing has been read yet, try again in a second\n")
+        .into_response()
 }
 
 async fn metrics(State(published): State<Published>, headers: HeaderMap) -> Response {
@@ -48,10 +49,11 @@ async fn metrics(State(published): State<Published>, headers: HeaderMap) -> Resp
 async fn ready(State(published): State<Published>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let bad = |state| !matches!(state, FeatureState::Active | FeatureState::Disabled);
-    let ready = !view.agent.features.iter().any(|feature| NEEDED.contains(&feature.name) && bad(feature.state));
+    let ready =
+        !view.agent.features.iter().any(|feature| NEEDED.contains(&feature.name) && bad(feature.state));
     let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
     for feature in view.agent.features.iter().filter(|feature| bad(feature.state)) {
-        text += &format!("{}: {}: {}\n", feature.name, feature.state.as_str(), feature.reason);
+        let _ = writeln!(text, "{}: {}: {}", feature.name, feature.state.as_str(), feature.reason);
     }
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, text).into_response()

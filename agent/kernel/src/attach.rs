@@ -100,10 +100,10 @@ struct Target {
 
 impl Probes {
     pub(crate) fn new(ebpf: aya::Ebpf, multi: Option<Multi>) -> Self {
-        let (drops, dropped) = mpsc::channel::<Vec<Hold>>();
+        let (drops, queue) = mpsc::channel::<Vec<Hold>>();
         let dropper = std::thread::Builder::new()
             .name("detach".to_owned())
-            .spawn(move || dropped.into_iter().for_each(drop))
+            .spawn(move || queue.into_iter().for_each(drop))
             .ok();
         Self { ebpf, multi, single: false, holds: BTreeMap::new(), drops: Some(drops), dropper }
     }
@@ -117,7 +117,7 @@ impl Probes {
     ///
     /// `offsets` are (row of `SYMBOLS`, file offset), in the table's order.
     pub fn attach(&mut self, library: LibraryId, path: &Path, offsets: &[(usize, u64)]) -> Attached {
-        let mut attached = Attached::default();
+        let mut outcome = Attached::default();
         let mut seen = HashSet::new();
         let mut targets = Vec::new();
         for &(row, offset) in offsets {
@@ -126,23 +126,23 @@ impl Probes {
                 let cookie = symbol.cookie.in_library(library.0 & Cookie::LIBRARY_MAX);
                 targets.push(Target { name: symbol.name, offset, cookie });
             } else {
-                attached.twins += 1;
+                outcome.twins += 1;
             }
         }
         if let Some(multi) = &self.multi {
             match attach_many(multi, path, &targets) {
                 Ok(holds) => {
-                    attached.symbols = u32::try_from(targets.len()).unwrap_or(u32::MAX);
+                    outcome.symbols = u32::try_from(targets.len()).unwrap_or(u32::MAX);
                     self.holds.insert(library, holds);
-                    return attached;
+                    return outcome;
                 }
                 // One place that the kernel refuses spoils the whole link: find it one by one.
                 Err(error) => tracing::warn!(%error, "probing symbol by symbol instead"),
             }
         }
-        if let Err(error) = self.load_single(true, &mut attached.failed) {
-            attached.failed.push(("every symbol", error));
-            return attached;
+        if let Err(error) = self.load_single(true, &mut outcome.failed) {
+            outcome.failed.push(("every symbol", error));
+            return outcome;
         }
         for Target { name, offset, cookie } in targets {
             let (entry, exit) = pair(cookie.action());
@@ -152,12 +152,12 @@ impl Probes {
             match both {
                 Ok(links) => {
                     self.holds.entry(library).or_default().extend(links.map(Hold::One));
-                    attached.symbols += 1;
+                    outcome.symbols += 1;
                 }
-                Err(error) => attached.failed.push((name, error)),
+                Err(error) => outcome.failed.push((name, error)),
             }
         }
-        attached
+        outcome
     }
 
     /// Loads the programs for links of one symbol. `unmap_return` is missed alone where the kernel refuses it.
@@ -193,16 +193,13 @@ impl Probes {
         cookie: Cookie,
     ) -> Result<UProbeLink, KernelError> {
         let program: &mut UProbe = program(&mut self.ebpf, name)?;
-        let point =
-            UProbeAttachPoint { location: UProbeAttachLocation::AbsoluteOffset(offset), cookie: Some(cookie.0) };
-        program
-            .attach(point, path, UProbeScope::AllProcesses)
-            .and_then(|id| program.take_link(id))
-            .map_err(|source| KernelError::Attach {
-                name,
-                target: format!("{}+{offset:#x}", path.display()),
-                source,
-            })
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(offset),
+            cookie: Some(cookie.0),
+        };
+        program.attach(point, path, UProbeScope::AllProcesses).and_then(|id| program.take_link(id)).map_err(
+            |source| KernelError::Attach { name, target: format!("{}+{offset:#x}", path.display()), source },
+        )
     }
 
     /// Lets a library go. What holds it closes on a thread of its own.

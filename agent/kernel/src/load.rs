@@ -11,10 +11,7 @@ use aya::{
 use cotenant_abi::Settings;
 
 use crate::{
-    Boundary, ExitRule, KernelError, Plan, Probes, Reader, Watcher,
-    maps::take,
-    multi::Multi,
-    raw::Raw,
+    Boundary, ExitRule, KernelError, Plan, Probes, Reader, Watcher, maps::take, multi::Multi, raw::Raw,
 };
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("COTENANT_EBPF_OBJECT"));
@@ -147,20 +144,29 @@ where
         .map_err(|source| KernelError::ProgramKind { name, source })
 }
 
-fn tracepoint(ebpf: &mut aya::Ebpf, name: &'static str, category: &str, event: &str) -> Result<(), KernelError> {
+fn tracepoint(
+    ebpf: &mut aya::Ebpf,
+    name: &'static str,
+    category: &str,
+    event: &str,
+) -> Result<(), KernelError> {
     let program: &mut TracePoint = program(ebpf, name)?;
     program.load().map_err(|source| KernelError::Program { name, source })?;
-    program
-        .attach(category, event)
-        .map_err(|source| KernelError::Attach { name, target: format!("{category}:{event}"), source })?;
+    program.attach(category, event).map_err(|source| KernelError::Attach {
+        name,
+        target: format!("{category}:{event}"),
+        source,
+    })?;
     Ok(())
 }
 
 fn kprobe(ebpf: &mut aya::Ebpf, name: &'static str, symbol: &str) -> Result<(), KernelError> {
     let program: &mut KProbe = program(ebpf, name)?;
     program.load().map_err(|source| KernelError::Program { name, source })?;
-    program
-        .attach(symbol, 0)
-        .map_err(|source| KernelError::Attach { name, target: symbol.to_owned(), source })?;
+    program.attach(symbol, 0).map_err(|source| KernelError::Attach {
+        name,
+        target: symbol.to_owned(),
+        source,
+    })?;
     Ok(())
 }

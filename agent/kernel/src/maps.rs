@@ -42,7 +42,7 @@ where
     /// Every row. A row removed under way by the kernel is skipped.
     pub(crate) fn rows(&self) -> Result<Vec<(K, V)>, KernelError> {
         let mut rows = Vec::new();
-        for row in self.map.iter() {
+        for row in &self.map {
             match row {
                 Ok((Raw(key), Raw(value))) => rows.push((key, value)),
                 Err(MapError::KeyNotFound) => {}
@@ -73,7 +73,9 @@ where
     pub(crate) fn remove(&mut self, key: K) -> Result<(), KernelError> {
         match self.map.remove(&Raw(key)) {
             Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
+                Ok(())
+            }
             Err(source) => Err(KernelError::Map { name: self.name, source }),
         }
     }

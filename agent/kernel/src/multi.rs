@@ -2,7 +2,7 @@
 //! Refuses older kernels: there each symbol has a link of its own, and closing one takes about 100 ms.
 //!
 //! aya 0.14 has no such link, so the two system calls are made here; parsing and relocation stay aya's.
-//! Layout: `union bpf_attr` of Linux 6.6, BPF_PROG_LOAD and BPF_LINK_CREATE (uprobe_multi).
+//! Layout: `union bpf_attr` of Linux 6.6, `BPF_PROG_LOAD` and `BPF_LINK_CREATE` (`uprobe_multi`).
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -105,15 +105,13 @@ fn data(map: &Map) -> Option<&MapData> {
 
 impl Multi {
     /// Loads `names` from the object, over the maps that `ebpf` has made.
-    pub(crate) fn load(
-        object: &[u8],
-        ebpf: &aya::Ebpf,
-        names: &[&'static str],
-    ) -> Result<Self, KernelError> {
-        let broken = |reason: String| KernelError::Multi { step: "relocate", source: io::Error::other(reason) };
+    pub(crate) fn load(object: &[u8], ebpf: &aya::Ebpf, names: &[&'static str]) -> Result<Self, KernelError> {
+        let broken =
+            |reason: String| KernelError::Multi { step: "relocate", source: io::Error::other(reason) };
         let mut parsed = aya_obj::Object::parse(object).map_err(|error| broken(error.to_string()))?;
-        let features =
-            aya::features().btf().ok_or_else(|| broken("this kernel takes no type information".to_owned()))?;
+        let features = aya::features()
+            .btf()
+            .ok_or_else(|| broken("this kernel takes no type information".to_owned()))?;
         // The callback of `bpf_loop` is only taken with its type.
         let types = parsed
             .fixup_and_sanitize_btf(features)
@@ -169,7 +167,12 @@ impl Multi {
     }
 
     /// One link over all the places; closing it detaches them.
-    pub(crate) fn attach(&self, name: &'static str, path: &Path, places: &Places) -> Result<OwnedFd, KernelError> {
+    pub(crate) fn attach(
+        &self,
+        name: &'static str,
+        path: &Path,
+        places: &Places,
+    ) -> Result<OwnedFd, KernelError> {
         let program = self.0.get(name).ok_or(KernelError::NoProgram { name })?;
         let failed = |source| KernelError::Multi { step: "attach", source };
         let path = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(error.into()))?;

@@ -1,8 +1,8 @@
 //! Owns the kernel's own announcement of executable mappings (`PERF_RECORD_MMAP2`), one ring a CPU.
 //! Refuses eBPF for it: no system call gets slower, and processes that never map a library cost one record each.
 //!
-//! Layout: `perf_event_open(2)`, PERF_RECORD_MMAP2 {header, pid, tid, addr, len, pgoff, maj, min, ino,
-//! ino_generation, prot, flags, filename}; stable since Linux 3.16. Without `sample_id_all` nothing follows.
+//! Layout: `perf_event_open(2)`, `PERF_RECORD_MMAP2` {header, pid, tid, addr, len, pgoff, maj, min, ino,
+//! `ino_generation`, prot, flags, filename}; stable since Linux 3.16. Without `sample_id_all` nothing follows.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -91,13 +91,7 @@ impl Ring {
         let cpu_index = i32::try_from(cpu).map_err(|_| failed(std::io::ErrorKind::InvalidInput.into()))?;
         // SAFETY: the attributes are initialised; a dummy event measures nothing.
         let raw = unsafe {
-            perf_event_open(
-                &raw mut attributes,
-                -1,
-                cpu_index,
-                -1,
-                bindings::PERF_FLAG_FD_CLOEXEC.into(),
-            )
+            perf_event_open(&raw mut attributes, -1, cpu_index, -1, bindings::PERF_FLAG_FD_CLOEXEC.into())
         };
         if raw < 0 {
             return Err(failed(std::io::Error::last_os_error()));
@@ -127,6 +121,7 @@ impl Ring {
 
     /// Hands over every waiting record.
     pub(crate) fn drain(&mut self, mut each: impl FnMut(Record)) {
+        #[allow(clippy::cast_ptr_alignment, reason = "mmap gives whole pages")]
         let head_page = self.base.cast::<bindings::perf_event_mmap_page>();
         // SAFETY: the first page of the mapping is a perf_event_mmap_page; its positions are shared with the
         // kernel and so read and written atomically.

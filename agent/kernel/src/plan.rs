@@ -47,8 +47,13 @@ impl Boundary {
 /// How the last thread's death is told from any thread's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitRule {
-    Field { offset: u32 },
-    SignalLive { signal: u32, live: u32 },
+    Field {
+        offset: u32,
+    },
+    SignalLive {
+        signal: u32,
+        live: u32,
+    },
     /// The leader's exit is taken for the process's: wrong for a program whose main thread ends first.
     Leader,
 }

@@ -8,15 +8,15 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use cotenant_abi::{
-    CallKey, Context, ContextLedger, ContextLedgerKey, END_EXEC, FailureKey, GPU_ORDINAL, GPU_UNKNOWN, Handle,
-    Latency, Ledger, LedgerKey, Loss, Mapping, MemoryKind, Note, Operation, OrdinalKey, Physical, Pointer,
-    PointerKey, Process, Settings,
+    CallKey, Context, ContextLedger, ContextLedgerKey, END_EXEC, FailureKey, GPU_ORDINAL, GPU_UNKNOWN,
+    Handle, Latency, Ledger, LedgerKey, Loss, Mapping, MemoryKind, Note, Operation, OrdinalKey, Physical,
+    Pointer, PointerKey, Process, Settings,
 };
 use cotenant_model::{
     CudaError, GpuId, ProcessId,
     sample::{
-        CallRow, Confidence, End, FailureRow, GpuRef, Histogram, KernelSample, LatencyRow, LedgerRow, MapFill,
-        ProcessSample,
+        CallRow, Confidence, End, FailureRow, GpuRef, Histogram, KernelSample, LatencyRow, LedgerRow,
+        MapFill, ProcessSample,
     },
 };
 
@@ -128,7 +128,10 @@ impl Reader {
         for (key, value) in &ledger {
             let Some(kind) = MemoryKind::from_tag(key.kind) else { continue };
             let gpu = gpus.resolve(key.process, key.gpu, kind.is_host());
-            add_ledger(folded.entry((key.process, gpu.clone(), kind)).or_insert_with(|| empty_row(gpu, kind)), value);
+            add_ledger(
+                folded.entry((key.process, gpu.clone(), kind)).or_insert_with(|| empty_row(gpu, kind)),
+                value,
+            );
         }
         for ((process, ..), row) in folded {
             if let Some(sample) = samples.get_mut(&process) {
@@ -220,7 +223,8 @@ impl Reader {
         let handles = self.handles.rows()?;
         let physicals = self.physicals.rows()?;
         let mappings = self.mappings.rows()?;
-        let contexts: BTreeSet<u64> = self.contexts.rows()?.into_iter().map(|(_, context)| context.id).collect();
+        let contexts: BTreeSet<u64> =
+            self.contexts.rows()?.into_iter().map(|(_, context)| context.id).collect();
         let alive: BTreeSet<u64> = self.processes.rows()?.into_iter().map(|(id, _)| id).collect();
         // An address of a dead context may come back to life while we look; only a filling map is worth that.
         let filling = pointers.len() as u64 > self.pointers.capacity() / 2;
@@ -287,7 +291,7 @@ struct Gpus {
 impl Gpus {
     fn read(reader: &Reader, only: Option<&GpuId>) -> Result<Self, KernelError> {
         let mut by_index = BTreeMap::new();
-        for row in reader.gpus.iter() {
+        for row in &reader.gpus {
             let (uuid, index) = row.map_err(|source| KernelError::Map { name: "GPUS", source })?;
             by_index.insert(u8::try_from(index).unwrap_or(GPU_UNKNOWN), GpuId::from_uuid(uuid));
         }
@@ -325,6 +329,10 @@ fn sample_of(id: u64, process: &Process) -> ProcessSample {
     } else {
         Confidence::JoinedLate
     };
+    let early =
+        [Operation::Init, Operation::PrimaryCtxRetain, Operation::CtxCreate, Operation::DeviceGetUuid];
+    let before_memory =
+        Operation::from_tag(process.first_operation).is_some_and(|operation| early.contains(&operation));
     let end = if process.end_reason == END_EXEC { End::Exec } else { End::Exit };
     ProcessSample {
         id: ProcessId(id),
@@ -335,6 +343,7 @@ fn sample_of(id: u64, process: &Process) -> ProcessSample {
         first_seen: process.first_seen,
         ended: (process.ended != 0).then_some(end),
         confidence,
+        before_memory,
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),
@@ -387,7 +396,10 @@ mod tests {
     #[test]
     fn c13_a_balance_caught_in_motion_is_never_an_underflow() {
         let mut row = empty_row(GpuRef::Unknown, MemoryKind::Device);
-        add_ledger(&mut row, &Ledger { live: -4096, peak: 0, allocated: 0, freed: 4096, allocations: 0, frees: 1 });
+        add_ledger(
+            &mut row,
+            &Ledger { live: -4096, peak: 0, allocated: 0, freed: 4096, allocations: 0, frees: 1 },
+        );
         assert_eq!(row.live, 0);
     }
 }

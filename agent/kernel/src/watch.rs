@@ -17,13 +17,28 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happening {
     /// A process mapped a file executable.
-    Mapped { pid: u32, start: u64, end: u64, path: String },
+    Mapped {
+        pid: u32,
+        start: u64,
+        end: u64,
+        path: String,
+    },
     /// Announcements were lost: look at every process.
     MappingsLost(u64),
-    ProcessSeen { id: ProcessId, tgid: u32, cgroup_id: u64 },
-    ProcessEnded { id: ProcessId, tgid: u32 },
+    ProcessSeen {
+        id: ProcessId,
+        tgid: u32,
+        cgroup_id: u64,
+    },
+    ProcessEnded {
+        id: ProcessId,
+        tgid: u32,
+    },
     /// Two attached files are the same code underneath; the first may go.
-    DuplicateLibrary { goes: LibraryId, stays: LibraryId },
+    DuplicateLibrary {
+        goes: LibraryId,
+        stays: LibraryId,
+    },
 }
 
 pub struct Watcher {
@@ -54,7 +69,8 @@ impl Watcher {
     /// Waits until something happens or the time is over.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Happening>, KernelError> {
         let ring_fd = self.events.as_fd();
-        let mut fds: Vec<_> = self.rings.iter().map(|ring| PollFd::from_borrowed_fd(ring.fd(), PollFlags::IN)).collect();
+        let mut fds: Vec<_> =
+            self.rings.iter().map(|ring| PollFd::from_borrowed_fd(ring.fd(), PollFlags::IN)).collect();
         fds.push(PollFd::from_borrowed_fd(ring_fd, PollFlags::IN));
         let timeout = Timespec::try_from(timeout).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         match poll(&mut fds, Some(&timeout)) {

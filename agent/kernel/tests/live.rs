@@ -11,7 +11,7 @@ fn load_as(kernel: (u32, u32)) {
         let mut chain = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
-            chain += &format!("\n{cause}");
+            chain = format!("{chain}\n{cause}");
             source = cause.source();
         }
         panic!("{chain}")

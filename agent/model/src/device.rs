@@ -148,6 +148,10 @@ pub struct DeviceMemory {
 }
 
 /// One process on one GPU, merged from the compute, graphics and MPS lists by PID.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "NVML's lists are four, and a process may be in any of them"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuProcess {
     pub pid: u32,

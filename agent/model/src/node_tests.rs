@@ -4,7 +4,7 @@ use super::*;
 use crate::{CudaError, DeviceMemory, Operation, device::GpuProcess, sample::*};
 
 const GIB: u64 = 1 << 30;
-const KEEP: Duration = Duration::from_secs(900);
+const KEEP: Duration = Duration::from_mins(15);
 
 fn gpu() -> GpuId {
     GpuId::from_uuid([1; 16])
@@ -20,6 +20,7 @@ fn process(id: u64, live: u64) -> ProcessSample {
         first_seen: 1,
         ended: None,
         confidence: Confidence::Complete,
+        before_memory: true,
         ledger: vec![LedgerRow {
             gpu: GpuRef::Known(gpu()),
             kind: MemoryKind::Device,
@@ -167,7 +168,8 @@ fn c49_what_nvml_sees_beyond_the_ledger_is_named_by_how_the_ledger_began() {
     let mut late = process(12, GIB);
     late.confidence = Confidence::JoinedLate;
     let rows = vec![row(11, Ok(GIB + 500)), row(12, Ok(3 * GIB)), row(13, Ok(GIB))];
-    let step = world.step(vec![process(11, GIB), late, process(13, 2 * GIB)], &device(5 * GIB + 500, Ok(rows)), 1);
+    let step =
+        world.step(vec![process(11, GIB), late, process(13, 2 * GIB)], &device(5 * GIB + 500, Ok(rows)), 1);
     let residual = |index: usize| step.tenants[index].residual[&gpu()];
     assert_eq!(residual(0), Residual { context: 500, ..Residual::default() });
     assert_eq!(residual(1), Residual { baseline: signed(2 * GIB), ..Residual::default() });

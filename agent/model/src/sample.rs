@@ -50,6 +50,9 @@ pub struct ProcessSample {
     pub first_seen: u64,
     pub ended: Option<End>,
     pub confidence: Confidence,
+    /// The first call seen was one that comes before any memory: a context's creation, a device's UUID. If the agent
+    /// also saw the process map the driver, nothing that is booked was missed, `cuInit` or not.
+    pub before_memory: bool,
     pub ledger: Vec<LedgerRow>,
     pub calls: Vec<CallRow>,
     pub failures: Vec<FailureRow>,

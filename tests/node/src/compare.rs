@@ -66,7 +66,11 @@ pub fn differences(scrape: &Scrape, tenant: &str, truth: &TenantTruth) -> Vec<St
         let place = format!("{} on {}", kind.as_str(), gpu.as_deref().unwrap_or("host"));
         let sum = |name: &str| scrape.sum(name, &labels);
         check(format!("live {place}"), sum("cotenant_gpu_memory_live_bytes"), balance.live);
-        check(format!("allocated {place}"), sum("cotenant_gpu_memory_allocated_bytes_total"), balance.allocated);
+        check(
+            format!("allocated {place}"),
+            sum("cotenant_gpu_memory_allocated_bytes_total"),
+            balance.allocated,
+        );
         check(format!("freed {place}"), sum("cotenant_gpu_memory_freed_bytes_total"), balance.freed);
         // The peak of several processes' sum is not the sum of their peaks.
         if truth.processes == 1 {

@@ -22,15 +22,20 @@ use cotenant_sim_state::{NODE_VARIABLE, Node, NodeConfig, truth};
 
 use crate::{compare::TenantTruth, scrape::Scrape};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Where this build's programs and libraries are.
 pub fn artefacts() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let directory = own.parent().context("a program lies in a directory")?;
-    let directory = if directory.ends_with("deps") { directory.parent().unwrap_or(directory) } else { directory };
+    let directory =
+        if directory.ends_with("deps") { directory.parent().unwrap_or(directory) } else { directory };
     for needed in ["cotenant", "cotenant-sim-tenant", "libcotenant_sim_cuda.so", "libcotenant_sim_nvml.so"] {
-        ensure!(directory.join(needed).exists(), "{needed} is not in {}: run `make build sim`", directory.display());
+        ensure!(
+            directory.join(needed).exists(),
+            "{needed} is not in {}: run `make build sim`",
+            directory.display()
+        );
     }
     Ok(directory.to_owned())
 }
@@ -49,7 +54,8 @@ impl Cgroup {
             .and_then(|fields| fields.get(1).map(ToString::to_string))
             .context("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")?;
         let directory = Path::new(&mount).join(path);
-        fs::create_dir_all(&directory).with_context(|| format!("cannot make {} (root?)", directory.display()))?;
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("cannot make {} (root?)", directory.display()))?;
         Ok(Self(directory))
     }
 }
@@ -88,7 +94,10 @@ impl SimulatedNode {
         let state = Node::create(directory, config)?;
         let node = Self { directory: directory.to_owned(), state, artefacts, _alone: alone };
         node.library("lib")?;
-        fs::copy(node.artefacts.join("libcotenant_sim_nvml.so"), node.directory.join("lib/libnvidia-ml.so.1"))?;
+        fs::copy(
+            node.artefacts.join("libcotenant_sim_nvml.so"),
+            node.directory.join("lib/libnvidia-ml.so.1"),
+        )?;
         Ok(node)
     }
 
@@ -110,9 +119,9 @@ impl SimulatedNode {
     pub fn agent_under(&self, launcher: &[&str], extra: &str) -> Result<Agent> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = format!(
-            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\n[nvml]\nlibrary = {:?}\ninterval = \
+            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\n[nvml]\nlibrary = \"{}\"\ninterval = \
              \"500ms\"\n{extra}",
-            self.directory.join("lib/libnvidia-ml.so.1")
+            self.directory.join("lib/libnvidia-ml.so.1").display()
         );
         let path = self.directory.join("cotenant.toml");
         fs::write(&path, config)?;
@@ -137,7 +146,13 @@ impl SimulatedNode {
     }
 
     /// Starts a tenant in a cgroup; its script goes to a file of the node.
-    pub fn tenant(&self, name: &str, cgroup: &Cgroup, script: &str, environment: &[(&str, &str)]) -> Result<Tenant> {
+    pub fn tenant(
+        &self,
+        name: &str,
+        cgroup: &Cgroup,
+        script: &str,
+        environment: &[(&str, &str)],
+    ) -> Result<Tenant> {
         self.tenant_under("", name, cgroup, script, environment)
     }
 
@@ -187,7 +202,10 @@ impl Agent {
     pub fn get(&self, path: &str, accept: &str) -> Result<String> {
         let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(2))?;
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: agent\r\nAccept: {accept}\r\nConnection: close\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: agent\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+        )?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer)?;
         let answer = String::from_utf8_lossy(&answer).into_owned();
@@ -340,9 +358,10 @@ pub fn losses(scrape: &Scrape) -> BTreeMap<String, f64> {
 /// A node with the agent on it, whose library is probed before any tenant starts: at scale 0 a driver call takes
 /// no time, and there would be none to attach in.
 pub struct World {
-    pub node: SimulatedNode,
     pub agent: Agent,
     _warm: (Tenant, Cgroup),
+    /// After whoever is on it: the next node may begin when this one is dropped.
+    pub node: SimulatedNode,
     _directory: tempfile::TempDir,
 }
 
@@ -359,7 +378,11 @@ impl World {
     }
 
     /// The driver's record by tenant; `dead` processes hold nothing any more.
-    pub fn truths(&self, tenants: &BTreeMap<u32, String>, dead: &[u32]) -> Result<BTreeMap<String, TenantTruth>> {
+    pub fn truths(
+        &self,
+        tenants: &BTreeMap<u32, String>,
+        dead: &[u32],
+    ) -> Result<BTreeMap<String, TenantTruth>> {
         let mut by_tenant: BTreeMap<String, TenantTruth> = BTreeMap::new();
         for mut process in truth::read(&self.node.directory)? {
             let Some(tenant) = tenants.get(&process.pid) else { continue };
@@ -376,7 +399,10 @@ impl World {
         let mut last = Vec::new();
         for _ in 0..50 {
             let scrape = self.agent.scrape()?;
-            last = truths.iter().flat_map(|(tenant, truth)| compare::differences(&scrape, tenant, truth)).collect();
+            last = truths
+                .iter()
+                .flat_map(|(tenant, truth)| compare::differences(&scrape, tenant, truth))
+                .collect();
             if last.is_empty() {
                 break;
             }

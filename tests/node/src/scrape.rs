@@ -40,7 +40,8 @@ impl Scrape {
 
     /// The one sample with these labels, others aside; `None` if there is none or more than one.
     pub fn get(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
-        let mut found = self.of(name).filter(|sample| labels.iter().all(|(key, value)| sample.label(key) == *value));
+        let mut found =
+            self.of(name).filter(|sample| labels.iter().all(|(key, value)| sample.label(key) == *value));
         let first = found.next()?;
         found.next().is_none().then_some(first.value)
     }

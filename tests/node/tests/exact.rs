@@ -21,7 +21,12 @@ fn c13_c56_c57_c58_a_million_calls_of_64_processes_are_exact() -> Result<()> {
         let cgroup = Cgroup::create(&format!("system.slice/{unit}"))?;
         let script = format!("{UNTIL_GO}random {index} 14000\nprint held\nwait\n");
         let visible = if index % 2 == 0 { "0,1" } else { "1,0" };
-        let tenant = world.node.tenant(&format!("t{index}"), &cgroup, &script, &[("CUDA_VISIBLE_DEVICES", visible)])?;
+        let tenant = world.node.tenant(
+            &format!("t{index}"),
+            &cgroup,
+            &script,
+            &[("CUDA_VISIBLE_DEVICES", visible)],
+        )?;
         names.insert(tenant.pid(), format!("systemd:{unit}"));
         tenants.push((tenant, cgroup));
     }
@@ -51,7 +56,12 @@ fn c13_c56_c57_c58_a_million_calls_of_64_processes_are_exact() -> Result<()> {
     }
     let after = world.truths(&names, &dead)?;
     let found = world.settle(&after)?;
-    assert!(found.is_empty(), "after death: {} differences, first: {:#?}", found.len(), &found[..found.len().min(10)]);
+    assert!(
+        found.is_empty(),
+        "after death: {} differences, first: {:#?}",
+        found.len(),
+        &found[..found.len().min(10)]
+    );
     let scrape = world.agent.scrape()?;
     assert_eq!(losses(&scrape), BTreeMap::new());
     println!("{calls} calls, 0 differences, 0 losses");

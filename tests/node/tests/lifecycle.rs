@@ -44,33 +44,64 @@ const BEGIN: &str = "init\nuuid 0\nretain 0\n";
 fn every_family_is_exact_in_life_and_death() -> Result<()> {
     let world = World::create(2, "")?;
     let scripts = [
-        ("c58_failed_free", "alloc a 4MiB\ninject cuMemFree 1 1\nfree a\nexpect 1\nfree a\nexpect 0\nalloc b 2MiB"),
-        ("c59_failed_alloc", "inject cuMemAlloc 2 1\nalloc a 4MiB\nexpect 2\nalloc b 400GiB\nexpect 2\nalloc c 2MiB"),
-        ("c13_wrong_frees", "alloc a 4MiB\nfree a\nfree_again a\nexpect 1\nfree_raw 4096\nexpect 1\nfree_raw 0\nexpect 0"),
+        (
+            "c58_failed_free",
+            "alloc a 4MiB\ninject cuMemFree 1 1\nfree a\nexpect 1\nfree a\nexpect 0\nalloc b 2MiB",
+        ),
+        (
+            "c59_failed_alloc",
+            "inject cuMemAlloc 2 1\nalloc a 4MiB\nexpect 2\nalloc b 400GiB\nexpect 2\nalloc c 2MiB",
+        ),
+        (
+            "c13_wrong_frees",
+            "alloc a 4MiB\nfree a\nfree_again a\nexpect 1\nfree_raw 4096\nexpect 1\nfree_raw 0\nexpect 0",
+        ),
         (
             "c57_handles",
             "create h 8MiB 0\nmap h\nhandle_release h\ncreate i 2MiB 0\nhandle_release i\ncreate j 4MiB 0\nmap j\n\
              handle_retain j\nunmap j\nhandle_release j",
         ),
-        ("c57_arrays", "array a 100 50\nmipmap m 64 64 7\npitch p 1000 30\narray b 8 0\nfree a cuArrayDestroy"),
-        ("c56_twins", "alloc a 1MiB cuMemAlloc\nalloc b 3MiB cuMemAllocAsync_ptsz\nfree b cuMemFreeAsync_ptsz\nalloc c 5KiB"),
-        ("c40_managed", "alloc m 4GiB cuMemAllocManaged\nalloc h 1MiB cuMemHostAlloc\nregister r 64KiB\nipc i 3MiB"),
+        (
+            "c57_arrays",
+            "array a 100 50\nmipmap m 64 64 7\npitch p 1000 30\narray b 8 0\nfree a cuArrayDestroy",
+        ),
+        (
+            "c56_twins",
+            "alloc a 1MiB cuMemAlloc\nalloc b 3MiB cuMemAllocAsync_ptsz\nfree b cuMemFreeAsync_ptsz\nalloc c 5KiB",
+        ),
+        (
+            "c40_managed",
+            "alloc m 4GiB cuMemAllocManaged\nalloc h 1MiB cuMemHostAlloc\nregister r 64KiB\nipc i 3MiB",
+        ),
         (
             "contexts",
             "alloc a 4MiB\nctx_create c 1 v3\nalloc b 6MiB\nalloc h 1MiB cuMemHostAlloc\nctx_destroy c\nctx_create d 1 v4\n\
              alloc e 8MiB\npop\nalloc f 2MiB\npush d\nalloc g 2MiB",
         ),
         ("primary_reset", "alloc a 4MiB\nreset 0\nalloc b 6MiB"),
-        ("primary_release", "alloc a 4MiB\nretain 0\nrelease 0\nalloc b 6MiB\nrelease 0\nretain 0\nalloc c 2MiB"),
+        (
+            "primary_release",
+            "alloc a 4MiB\nretain 0\nrelease 0\nalloc b 6MiB\nrelease 0\nretain 0\nalloc c 2MiB",
+        ),
         ("threads", "alloc a 2MiB\nthreads 8 {\nloop 200 {\nalloc t 3MiB\nfree t\n}\nalloc k 1MiB\n}"),
     ];
     for (name, script) in scripts {
         exact(&world, name, &format!("{BEGIN}{script}"), &[])?;
     }
-    exact(&world, "nested", &format!("{BEGIN}pitch p 1000 30\npitch q 10 10\nfree q"), &[("COTENANT_SIM_NESTED", "1")])
-        .context("a call inside a traced call")?;
+    exact(
+        &world,
+        "nested",
+        &format!("{BEGIN}pitch p 1000 30\npitch q 10 10\nfree q"),
+        &[("COTENANT_SIM_NESTED", "1")],
+    )
+    .context("a call inside a traced call")?;
     let by_lookup = [("COTENANT_SIM_RESOLVE", "procaddress")];
-    exact(&world, "c56_lookup", &format!("{BEGIN}alloc a 1MiB\nalloc b 3MiB cuMemAllocAsync_ptsz\nfree a"), &by_lookup)?;
+    exact(
+        &world,
+        "c56_lookup",
+        &format!("{BEGIN}alloc a 1MiB\nalloc b 3MiB cuMemAllocAsync_ptsz\nfree a"),
+        &by_lookup,
+    )?;
     assert_eq!(losses(&world.agent.scrape()?), BTreeMap::new());
     Ok(())
 }
@@ -78,8 +109,9 @@ fn every_family_is_exact_in_life_and_death() -> Result<()> {
 #[test]
 fn c60_the_main_threads_exit_is_not_the_processs() -> Result<()> {
     let world = World::create(1, "")?;
-    let script =
-        format!("{BEGIN}alloc a 4MiB\nbackground {{\nsleep 300\nalloc b 2MiB\nprint held\nwait\nexit 0\n}}\nleader_exit\n");
+    let script = format!(
+        "{BEGIN}alloc a 4MiB\nbackground {{\nsleep 300\nalloc b 2MiB\nprint held\nwait\nexit 0\n}}\nleader_exit\n"
+    );
     let mut guest = guest(&world, "leader", &script, &[])?;
     guest.tenant.expect("held")?;
     let names = BTreeMap::from([(guest.tenant.pid(), guest.label.clone())]);
@@ -113,7 +145,9 @@ fn exec_starts_clean_and_frees_what_was_held() -> Result<()> {
 #[test]
 fn a_fork_child_is_its_own_process() -> Result<()> {
     let world = World::create(1, "")?;
-    let script = format!("{BEGIN}alloc a 4MiB\nfork {{\nfree a\nexpect 3\nalloc b 2MiB\nexpect 3\n}}\nprint held\nwait\n");
+    let script = format!(
+        "{BEGIN}alloc a 4MiB\nfork {{\nfree a\nexpect 3\nalloc b 2MiB\nexpect 3\n}}\nprint held\nwait\n"
+    );
     let mut guest = guest(&world, "fork", &script, &[])?;
     guest.tenant.expect("held")?;
     let wanted = [("tenant", guest.label.as_str())];
@@ -122,7 +156,11 @@ fn a_fork_child_is_its_own_process() -> Result<()> {
         scrape.sum("cotenant_gpu_memory_failures_total", &failed).to_bits() == 2f64.to_bits()
     })?;
     let live = scrape.sum("cotenant_gpu_memory_live_bytes", &wanted);
-    assert_eq!(live.to_bits(), f64::from(4 << 20).to_bits(), "a child's refused free takes nothing from its parent");
+    assert_eq!(
+        live.to_bits(),
+        f64::from(4 << 20).to_bits(),
+        "a child's refused free takes nothing from its parent"
+    );
     guest.tenant.kill()
 }
 
@@ -137,8 +175,10 @@ fn a_reused_pid_inherits_nothing() -> Result<()> {
     let mut second = None;
     for _ in 0..200 {
         // The next process gets the number after this one, unless somebody else is faster.
-        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).context("PIDs cannot be steered (root?)")?;
-        let mut candidate = guest(&world, "second", &format!("{BEGIN}alloc b 2MiB\nprint held\nwait\n"), &[])?;
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())
+            .context("PIDs cannot be steered (root?)")?;
+        let mut candidate =
+            guest(&world, "second", &format!("{BEGIN}alloc b 2MiB\nprint held\nwait\n"), &[])?;
         if candidate.tenant.pid() == pid {
             candidate.tenant.expect("held")?;
             second = Some(candidate);
@@ -164,12 +204,10 @@ fn a_reused_pid_inherits_nothing() -> Result<()> {
 #[test]
 fn c62_a_full_pointer_map_is_counted_and_the_process_marked() -> Result<()> {
     let world = World::create(1, "[kernel]\npointers = 64\n")?;
-    let mut guest = guest(&world, "full", &format!("{BEGIN}loop 2000 {{\nalloc a 4KiB\n}}\nprint held\nwait\n"), &[])?;
+    let mut guest =
+        guest(&world, "full", &format!("{BEGIN}loop 2000 {{\nalloc a 4KiB\n}}\nprint held\nwait\n"), &[])?;
     guest.tenant.expect("held")?;
-    let lost = [
-        ("tenant", guest.label.as_str()),
-        ("confidence", "events_lost"),
-    ];
+    let lost = [("tenant", guest.label.as_str()), ("confidence", "events_lost")];
     let scrape = world.agent.until(|scrape| scrape.sum("cotenant_gpu_memory_confidence", &lost) > 0.0)?;
     let lost = losses(&scrape).get("pointer_map_full").copied().unwrap_or(0.0);
     let wanted = [("tenant", guest.label.as_str())];

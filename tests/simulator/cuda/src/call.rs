@@ -41,7 +41,7 @@ thread_local! {
 /// What a call did to the ledger, to be recorded with its outcome.
 #[derive(Clone, Copy)]
 pub(crate) struct Effect {
-    pub(crate) effect: u8,
+    pub(crate) sign: u8,
     pub(crate) kind: MemoryKind,
     pub(crate) gpu: Option<usize>,
     pub(crate) bytes: u64,
@@ -55,11 +55,18 @@ pub(crate) struct Effects(pub(crate) Vec<Effect>);
 
 impl Effects {
     pub(crate) fn credit(&mut self, kind: MemoryKind, gpu: Option<usize>, bytes: u64, address: u64) {
-        self.0.push(Effect { effect: effect::CREDIT, kind, gpu, bytes, address, entries: 1 });
+        self.0.push(Effect { sign: effect::CREDIT, kind, gpu, bytes, address, entries: 1 });
     }
 
-    pub(crate) fn debit(&mut self, kind: MemoryKind, gpu: Option<usize>, bytes: u64, address: u64, entries: u32) {
-        self.0.push(Effect { effect: effect::DEBIT, kind, gpu, bytes, address, entries });
+    pub(crate) fn debit(
+        &mut self,
+        kind: MemoryKind,
+        gpu: Option<usize>,
+        bytes: u64,
+        address: u64,
+        entries: u32,
+    ) {
+        self.0.push(Effect { sign: effect::DEBIT, kind, gpu, bytes, address, entries });
     }
 }
 
@@ -163,7 +170,10 @@ pub(crate) fn call(
 fn takes_lock(operation: Operation) -> bool {
     !matches!(
         operation,
-        Operation::CtxSetCurrent | Operation::CtxPushCurrent | Operation::CtxPopCurrent | Operation::DeviceGetUuid
+        Operation::CtxSetCurrent
+            | Operation::CtxPushCurrent
+            | Operation::CtxPopCurrent
+            | Operation::DeviceGetUuid
     )
 }
 
@@ -174,7 +184,9 @@ fn duration(operation: Operation, bytes: u64, outcome: Outcome<()>) -> Duration 
     }
     match operation {
         Operation::PrimaryCtxRetain | Operation::CtxCreate => Duration::from_millis(110),
-        Operation::MemAllocAsync | Operation::MemFreeAsync | Operation::MemAllocFromPoolAsync => Duration::ZERO,
+        Operation::MemAllocAsync | Operation::MemFreeAsync | Operation::MemAllocFromPoolAsync => {
+            Duration::ZERO
+        }
         _ => Duration::from_micros(33) + Duration::from_nanos(bytes / 800),
     }
 }
@@ -210,7 +222,7 @@ fn record(process: &Process, operation: Operation, start: u64, code: Code, effec
         entries: effect.entries,
         kind: effect.kind as u8,
         gpu: effect.gpu.and_then(|gpu| u8::try_from(gpu).ok()).unwrap_or(NO_GPU),
-        effect: effect.effect,
+        effect: effect.sign,
         ..record
     };
     let Some((own, others)) = effects.0.split_first() else {

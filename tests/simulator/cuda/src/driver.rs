@@ -14,7 +14,6 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(crate) struct Context {
     pub(crate) gpu: usize,
-    pub(crate) ordinal: u32,
     pub(crate) primary: bool,
     pub(crate) references: u32,
 }
@@ -121,7 +120,7 @@ impl Driver {
             return Err(OUT_OF_MEMORY);
         }
         let handle = self.address(1);
-        self.contexts.insert(handle, Context { gpu, ordinal, primary: false, references: 1 });
+        self.contexts.insert(handle, Context { gpu, primary: false, references: 1 });
         Ok(handle)
     }
 
@@ -157,7 +156,12 @@ impl Driver {
         Ok(())
     }
 
-    pub(crate) fn destroy_context(&mut self, process: &Process, handle: u64, effects: &mut Effects) -> Outcome<()> {
+    pub(crate) fn destroy_context(
+        &mut self,
+        process: &Process,
+        handle: u64,
+        effects: &mut Effects,
+    ) -> Outcome<()> {
         match self.contexts.get(&handle) {
             Some(context) if !context.primary => {
                 self.destroy(process, handle, effects);
@@ -215,7 +219,13 @@ impl Driver {
         }
     }
 
-    pub(crate) fn free(&mut self, process: &Process, address: u64, effects: &mut Effects, host: bool) -> Outcome<()> {
+    pub(crate) fn free(
+        &mut self,
+        process: &Process,
+        address: u64,
+        effects: &mut Effects,
+        host: bool,
+    ) -> Outcome<()> {
         if address == 0 && !host {
             return Ok(());
         }

@@ -30,11 +30,11 @@ impl Driver {
         let known = self.free.get_mut(&(gpu, bytes)).and_then(Vec::pop);
         let (address, taken) = match kind {
             MemoryKind::Managed => (known.unwrap_or_else(|| self.address(bytes)), 0),
-            MemoryKind::Pool => self.from_pool(process, gpu, bytes, known)?,
+            MemoryKind::Pool => self.take_pooled(process, gpu, bytes, known)?,
             _ if bytes < SMALL => self.small(process, gpu, bytes, known)?,
             _ => {
                 let address = known.unwrap_or_else(|| self.address(bytes));
-                self.take(process, gpu, address, pages(bytes))?;
+                take(process, gpu, address, pages(bytes))?;
                 (address, pages(bytes))
             }
         };
@@ -43,28 +43,32 @@ impl Driver {
         Ok(address)
     }
 
-    fn take(&mut self, process: &Process, gpu: usize, address: u64, bytes: u64) -> Outcome<()> {
-        if !process.node.take(process.slot, gpu, bytes) {
-            return Err(OUT_OF_MEMORY);
-        }
-        boundary::map(&process.node, address, bytes, gpu);
-        Ok(())
-    }
-
-    fn from_pool(&mut self, process: &Process, gpu: usize, bytes: u64, known: Option<u64>) -> Outcome<(u64, u64)> {
+    fn take_pooled(
+        &mut self,
+        process: &Process,
+        gpu: usize,
+        bytes: u64,
+        known: Option<u64>,
+    ) -> Outcome<(u64, u64)> {
         let taken = pages(bytes);
         let address = known.unwrap_or_else(|| self.address(bytes));
         let pooled = self.pooled.entry(gpu).or_default();
         if *pooled >= taken {
             *pooled -= taken;
         } else {
-            self.take(process, gpu, address, taken)?;
+            take(process, gpu, address, taken)?;
         }
         Ok((address, taken))
     }
 
     /// The page stays with the process; only its parts come and go.
-    fn small(&mut self, process: &Process, gpu: usize, bytes: u64, known: Option<u64>) -> Outcome<(u64, u64)> {
+    fn small(
+        &mut self,
+        process: &Process,
+        gpu: usize,
+        bytes: u64,
+        known: Option<u64>,
+    ) -> Outcome<(u64, u64)> {
         if let Some(address) = known {
             return Ok((address, 0));
         }
@@ -75,20 +79,26 @@ impl Driver {
             return Ok((next, 0));
         }
         let page = self.address(PAGE);
-        self.take(process, gpu, page, PAGE)?;
+        take(process, gpu, page, PAGE)?;
         self.small.insert(gpu, (page + size, page + PAGE));
         Ok((page, 0))
     }
 
     /// Version 1: a pointer of 32 bits.
-    pub(crate) fn allocate_low(&mut self, process: &Process, bytes: u64, effects: &mut Effects) -> Outcome<u64> {
+    pub(crate) fn allocate_low(
+        &mut self,
+        process: &Process,
+        bytes: u64,
+        effects: &mut Effects,
+    ) -> Outcome<u64> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
         let (context, at) = self.current()?;
         let address = self.low_address(bytes);
-        self.take(process, at.gpu, address, pages(bytes))?;
-        let block = Block { bytes, kind: MemoryKind::Device, gpu: Some(at.gpu), context, taken: pages(bytes) };
+        take(process, at.gpu, address, pages(bytes))?;
+        let block =
+            Block { bytes, kind: MemoryKind::Device, gpu: Some(at.gpu), context, taken: pages(bytes) };
         self.pointers.insert(address, block);
         effects.credit(MemoryKind::Device, Some(at.gpu), bytes, address);
         Ok(address)
@@ -143,7 +153,8 @@ impl Driver {
     }
 
     pub(crate) fn close_import(&mut self, address: u64, effects: &mut Effects) -> Outcome<()> {
-        let block = *self.pointers.get(&address).filter(|b| b.kind == MemoryKind::Imported).ok_or(INVALID_VALUE)?;
+        let block =
+            *self.pointers.get(&address).filter(|b| b.kind == MemoryKind::Imported).ok_or(INVALID_VALUE)?;
         self.pointers.remove(&address);
         effects.debit(block.kind, block.gpu, block.bytes, address, 1);
         Ok(())
@@ -155,9 +166,8 @@ impl Driver {
         }
         let (context, at) = self.current()?;
         let address = self.address(bytes);
-        self.take(process, at.gpu, address, pages(bytes))?;
-        let block =
-            Block { bytes, kind: MemoryKind::Array, gpu: Some(at.gpu), context, taken: pages(bytes) };
+        take(process, at.gpu, address, pages(bytes))?;
+        let block = Block { bytes, kind: MemoryKind::Array, gpu: Some(at.gpu), context, taken: pages(bytes) };
         self.pointers.insert(address, block);
         effects.credit(MemoryKind::Array, Some(at.gpu), bytes, address);
         Ok(address)
@@ -171,4 +181,13 @@ impl Driver {
         }
         Ok(())
     }
+}
+
+/// Memory from the GPU, mapped at `address`.
+fn take(process: &Process, gpu: usize, address: u64, bytes: u64) -> Outcome<()> {
+    if !process.node.take(process.slot, gpu, bytes) {
+        return Err(OUT_OF_MEMORY);
+    }
+    boundary::map(&process.node, address, bytes, gpu);
+    Ok(())
 }

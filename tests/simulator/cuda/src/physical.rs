@@ -36,7 +36,8 @@ impl Driver {
 
     /// The value of the last released handle comes back first, as a real allocator's would.
     fn new_handle(&mut self, physical: Physical) -> u64 {
-        let handle = self.free.get_mut(&(usize::MAX, 0)).and_then(Vec::pop).unwrap_or_else(|| self.address(1));
+        let handle =
+            self.free.get_mut(&(usize::MAX, 0)).and_then(Vec::pop).unwrap_or_else(|| self.address(1));
         let id = self.address(1);
         self.physicals.insert(id, physical);
         self.handles.insert(handle, (id, 1));
@@ -61,7 +62,12 @@ impl Driver {
         }
     }
 
-    pub(crate) fn release_physical(&mut self, process: &Process, handle: u64, effects: &mut Effects) -> Outcome<()> {
+    pub(crate) fn release_physical(
+        &mut self,
+        process: &Process,
+        handle: u64,
+        effects: &mut Effects,
+    ) -> Outcome<()> {
         let (id, count) = *self.handles.get(&handle).ok_or(INVALID_VALUE)?;
         if count == 1 {
             self.handles.remove(&handle);
@@ -87,7 +93,13 @@ impl Driver {
         Ok(handle)
     }
 
-    pub(crate) fn map(&mut self, address: u64, bytes: u64, handle: u64, effects: &mut Effects) -> Outcome<()> {
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        handle: u64,
+        effects: &mut Effects,
+    ) -> Outcome<()> {
         let (id, _) = *self.handles.get(&handle).ok_or(INVALID_VALUE)?;
         let current = self.current().map(|(_, context)| context.gpu).ok();
         let physical = self.physicals.get_mut(&id).ok_or(INVALID_VALUE)?;
@@ -102,7 +114,13 @@ impl Driver {
     }
 
     /// A span may hold several mappings; each must lie in it as a whole.
-    pub(crate) fn unmap(&mut self, process: &Process, address: u64, bytes: u64, effects: &mut Effects) -> Outcome<()> {
+    pub(crate) fn unmap(
+        &mut self,
+        process: &Process,
+        address: u64,
+        bytes: u64,
+        effects: &mut Effects,
+    ) -> Outcome<()> {
         let spanned: Vec<(u64, u64)> =
             self.mappings.range(address..address + bytes).map(|(at, (_, id))| (*at, *id)).collect();
         if spanned.is_empty() {
@@ -117,13 +135,12 @@ impl Driver {
     }
 
     /// The mapping reaches the GPU here: this is where the kernel hears of it.
-    pub(crate) fn set_access(&mut self, process: &Process, address: u64, bytes: u64) -> Outcome<()> {
+    pub(crate) fn set_access(&self, process: &Process, address: u64, bytes: u64) {
         for (at, (length, id)) in self.mappings.range(address..address + bytes) {
             if let Some(Physical { gpu: Some(gpu), .. }) = self.physicals.get(id) {
                 boundary::map(&process.node, *at, *length, *gpu);
             }
         }
-        Ok(())
     }
 
     pub(crate) fn import_physical(&mut self) -> u64 {

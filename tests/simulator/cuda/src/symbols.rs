@@ -104,6 +104,7 @@ macro_rules! calls {
     ($($name:ident($operation:ident $(, $argument:ident: $type:ty)*) |$process:ident, $driver:ident, $effects:ident| $work:expr;)+) => {
         $(
             #[unsafe(no_mangle)]
+            #[allow(unused_unsafe, reason = "some of the expressions need none")]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> Code {
                 $( let _ = std::hint::black_box(&$argument); )*
                 std::hint::black_box(stringify!($name));
@@ -248,7 +249,10 @@ calls! {
         driver.unmap(process, address, bytes as u64, effects)
     };
     cuMemSetAccess(MemSetAccess, address: u64, bytes: usize, access: *const c_void, count: usize)
-        |process, driver, _effects| driver.set_access(process, address, bytes as u64);
+        |process, driver, _effects| {
+        driver.set_access(process, address, bytes as u64);
+        Ok(())
+    };
     cuMemExportToShareableHandle(MemExportToShareableHandle, out: *mut u64, handle: u64, kind: c_int, flags: u64)
         |_process, driver, _effects| {
         let (id, _) = *driver.handles.get(&handle).ok_or(INVALID_VALUE)?;
@@ -445,7 +449,12 @@ fn answer(work: impl FnOnce(&Process, &mut Driver) -> Outcome<()>) -> Code {
 
 /// Pointers by name, versioned as the runtime asks for them.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetProcAddress(name: *const c_char, out: *mut u64, version: c_int, flags: u64) -> Code {
+pub unsafe extern "C" fn cuGetProcAddress(
+    name: *const c_char,
+    out: *mut u64,
+    version: c_int,
+    flags: u64,
+) -> Code {
     std::hint::black_box(version);
     // SAFETY: the caller gives a C string and an out pointer.
     unsafe { find(name, out, flags) }

@@ -121,11 +121,15 @@ impl Node {
     /// Makes a node in a fresh directory.
     pub fn create(directory: &Path, config: &NodeConfig) -> Result<Self, NodeError> {
         if config.gpus.is_empty() || config.gpus.len() > MAX_GPUS {
-            return Err(NodeError::Config(format!("{} GPUs: allowed are 1 to {MAX_GPUS}", config.gpus.len())));
+            return Err(NodeError::Config(format!(
+                "{} GPUs: allowed are 1 to {MAX_GPUS}",
+                config.gpus.len()
+            )));
         }
         let failed = |error| NodeError::Io(directory.to_owned(), error);
         fs::create_dir_all(directory.join("truth")).map_err(failed)?;
-        let text = serde_json::to_string_pretty(config).map_err(|error| NodeError::Config(error.to_string()))?;
+        let text =
+            serde_json::to_string_pretty(config).map_err(|error| NodeError::Config(error.to_string()))?;
         fs::write(directory.join("node.json"), text).map_err(failed)?;
         let state = File::create(directory.join("state")).map_err(failed)?;
         state.set_len(size_of::<Shared>() as u64).map_err(failed)?;

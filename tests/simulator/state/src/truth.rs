@@ -225,7 +225,12 @@ mod tests {
             ..Record::default()
         };
         truth.apply(&credit);
-        truth.apply(&Record { effect: effect::DEBIT, bytes: 40, operation: Operation::MemFree as u8, ..credit });
+        truth.apply(&Record {
+            effect: effect::DEBIT,
+            bytes: 40,
+            operation: Operation::MemFree as u8,
+            ..credit
+        });
         truth.apply(&Record { effect: effect::NONE, code: 2, ..credit });
         let balance = truth.balances[&(Some(0), MemoryKind::Device)];
         assert_eq!((balance.live, balance.peak, balance.allocated, balance.freed), (60, 100, 100, 40));

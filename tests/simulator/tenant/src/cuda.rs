@@ -32,7 +32,9 @@ impl Cuda {
         // SAFETY: loads the library that the environment names.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         if library.is_null() {
-            return Err(format!("cannot load {name}; set COTENANT_SIM_LIBCUDA to the simulated libcuda.so.1"));
+            return Err(format!(
+                "cannot load {name}; set COTENANT_SIM_LIBCUDA to the simulated libcuda.so.1"
+            ));
         }
         let by_lookup = std::env::var("COTENANT_SIM_RESOLVE").is_ok_and(|how| how == "procaddress");
         Ok(Self { library, by_lookup, known: Mutex::new(HashMap::new()) })
@@ -72,9 +74,9 @@ impl Cuda {
             call
         };
         drop(known);
-        let [a, b, c, d, e] = arguments;
+        let [first, second, third, fourth, fifth] = arguments;
         // SAFETY: out pointers among the arguments are this program's own and alive.
-        Ok(unsafe { call(a, b, c, d, e) })
+        Ok(unsafe { call(first, second, third, fourth, fifth) })
     }
 
     /// The handle goes by value, on the stack.
@@ -97,7 +99,10 @@ impl Cuda {
     }
 
     /// A call of a name known at compile time, for loops that are timed.
-    pub(crate) fn fast(&self, name: &CStr) -> Result<impl Fn(u64, u64, u64, u64) -> i32 + Copy + use<>, String> {
+    pub(crate) fn fast(
+        &self,
+        name: &CStr,
+    ) -> Result<impl Fn(u64, u64, u64, u64) -> i32 + Copy + use<>, String> {
         let address = self.symbol(name.to_str().map_err(|error| error.to_string())?)?;
         // SAFETY: as in `call`.
         let call: Call = unsafe { std::mem::transmute(address) };

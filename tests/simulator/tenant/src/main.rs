@@ -58,7 +58,8 @@ fn main() -> ExitCode {
         .and_then(|steps| {
             // For ever: threads in the background outlive this one.
             let steps: &'static [Step] = steps.leak();
-            let cuda: &'static Cuda = Box::leak(Box::new(Cuda::load().map_err(|reason| StepError { line: 0, reason })?));
+            let cuda: &'static Cuda =
+                Box::leak(Box::new(Cuda::load().map_err(|reason| StepError { line: 0, reason })?));
             run(cuda, steps, &mut Names::default())
         });
     match outcome {
@@ -95,7 +96,8 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
         "init" => names.last = cuda.call("cuInit", [0; 5])?,
         "uuid" => {
             let mut uuid = [0u8; 16];
-            names.last = cuda.call("cuDeviceGetUuid_v2", [uuid.as_mut_ptr() as u64, step.number(0)?, 0, 0, 0])?;
+            names.last =
+                cuda.call("cuDeviceGetUuid_v2", [uuid.as_mut_ptr() as u64, step.number(0)?, 0, 0, 0])?;
         }
         "retain" => {
             let device = step.number(0)?;
@@ -123,8 +125,12 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
         "ctx_destroy" => {
             names.last = cuda.call("cuCtxDestroy_v2", [context(names, step.text(0)?)?, 0, 0, 0, 0])?;
         }
-        "ctx_set" => names.last = cuda.call("cuCtxSetCurrent", [context(names, step.text(0)?)?, 0, 0, 0, 0])?,
-        "push" => names.last = cuda.call("cuCtxPushCurrent_v2", [context(names, step.text(0)?)?, 0, 0, 0, 0])?,
+        "ctx_set" => {
+            names.last = cuda.call("cuCtxSetCurrent", [context(names, step.text(0)?)?, 0, 0, 0, 0])?
+        }
+        "push" => {
+            names.last = cuda.call("cuCtxPushCurrent_v2", [context(names, step.text(0)?)?, 0, 0, 0, 0])?
+        }
         "pop" => {
             let mut handle = 0u64;
             names.last = cuda.call("cuCtxPopCurrent_v2", [&raw mut handle as u64, 0, 0, 0, 0])?;
@@ -222,7 +228,8 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
         "random" => random::run(cuda, step.number(0)?, step.number(1)?)?,
         "loop" => {
             for _ in 0..step.number(0)? {
-                run(cuda, &step.block, names).map_err(|error| format!("line {}: {}", error.line, error.reason))?;
+                run(cuda, &step.block, names)
+                    .map_err(|error| format!("line {}: {}", error.line, error.reason))?;
             }
         }
         "threads" => threads(cuda, step, names)?,
@@ -231,7 +238,8 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
             let mut own = names.clone();
             std::thread::spawn(move || {
                 let outcome = cuda.call("cuCtxSetCurrent", [context, 0, 0, 0, 0]).and_then(|_| {
-                    run(cuda, &step.block, &mut own).map_err(|error| format!("line {}: {}", error.line, error.reason))
+                    run(cuda, &step.block, &mut own)
+                        .map_err(|error| format!("line {}: {}", error.line, error.reason))
                 });
                 if let Err(reason) = outcome {
                     eprintln!("in the background: {reason}");
@@ -284,11 +292,14 @@ fn threads(cuda: &'static Cuda, step: &'static Step, names: &Names) -> Result<()
                 let mut own = names.clone();
                 scope.spawn(move || {
                     cuda.call("cuCtxSetCurrent", [context, 0, 0, 0, 0])?;
-                    run(cuda, &step.block, &mut own).map_err(|error| format!("line {}: {}", error.line, error.reason))
+                    run(cuda, &step.block, &mut own)
+                        .map_err(|error| format!("line {}: {}", error.line, error.reason))
                 })
             })
             .collect();
-        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a thread panicked".to_owned())?)
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().map_err(|_| "a thread panicked".to_owned())?)
     })
 }
 

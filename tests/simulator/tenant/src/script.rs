@@ -41,7 +41,8 @@ fn bytes(text: &str) -> Result<u64, String> {
         .iter()
         .find_map(|(suffix, shift)| Some((text.strip_suffix(suffix)?, *shift)))
         .unwrap_or((text, 0));
-    let count: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size; 4096, 64KiB, 2MiB, 30GiB are"))?;
+    let count: u64 =
+        digits.parse().map_err(|_| format!("{text:?} is not a size; 4096, 64KiB, 2MiB, 30GiB are"))?;
     count.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }
 
@@ -59,7 +60,10 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Step>, StepError> {
     Ok(steps)
 }
 
-fn block<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>, opened: usize) -> Result<Vec<Step>, StepError> {
+fn block<'a>(
+    lines: &mut impl Iterator<Item = (usize, &'a str)>,
+    opened: usize,
+) -> Result<Vec<Step>, StepError> {
     let mut steps = Vec::new();
     while let Some((line, text)) = lines.next() {
         let text = text.split('#').next().unwrap_or_default().trim();
@@ -85,7 +89,10 @@ fn block<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>, opened: usize) 
     if opened == 0 {
         Ok(steps)
     } else {
-        Err(StepError { line: opened, reason: "this block is not closed; a line with } alone closes it".to_owned() })
+        Err(StepError {
+            line: opened,
+            reason: "this block is not closed; a line with } alone closes it".to_owned(),
+        })
     }
 }
 
@@ -95,7 +102,8 @@ mod tests {
 
     #[test]
     fn blocks_nest_and_comments_are_nothing() {
-        let steps = parse("init # first\nloop 3 {\n  alloc a 2MiB\n  loop 2 {\n free a\n }\n}\n").expect("parsed");
+        let steps =
+            parse("init # first\nloop 3 {\n  alloc a 2MiB\n  loop 2 {\n free a\n }\n}\n").expect("parsed");
         assert_eq!(steps.len(), 2);
         assert_eq!(steps[1].block[1].block[0].word, "free");
         assert_eq!(steps[1].block[0].bytes(1), Ok(2 << 20));
