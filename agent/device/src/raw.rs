@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn c35_a_list_that_grows_between_questions_is_asked_for_again() {
+    fn a_list_that_grows_between_questions_is_asked_for_again() {
         for (there, room) in [(0, 64), (63, 64), (64, 146), (500, 1018)] {
             let (count, written) = fitting(growing(there)).expect("it fits in the end");
             assert!(count <= written.len());
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn c35_a_list_without_end_is_given_up() {
+    fn a_list_without_end_is_given_up() {
         let mut questions = 0;
         let endless = fitting(|room| {
             questions += 1;
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn c35_more_rows_than_room_are_not_believed() {
+    fn more_rows_than_room_are_not_believed() {
         let lying = fitting(|room| Listed { code: 0, count: room + 1, written: vec![0u32; room as usize] });
         assert_eq!(lying.err(), Some(Fault::Implausible));
     }

@@ -231,10 +231,14 @@ fn view_of(
         *peak = (*peak).max(memory.live);
         memory.peak = *peak;
     }
+    // NVML lists somebody of whom no call was seen: what it holds came before the agent.
+    let unseen = processes.is_empty() && owners.bytes.contains_key(tenant);
+    let without = if unseen { Confidence::JoinedLate } else { Confidence::Complete };
+    let confidence = processes.iter().map(|process| process.confidence).max().unwrap_or(without);
     TenantView {
         tenant: tenant.clone(),
         processes: u32::try_from(processes.len()).unwrap_or(u32::MAX),
-        confidence: processes.iter().map(|p| p.confidence).max().unwrap_or(Confidence::Complete),
+        confidence,
         memory: totals.memory,
         process_bytes: owners.bytes.get(tenant).cloned().unwrap_or_default(),
         residual: account.residual.clone(),

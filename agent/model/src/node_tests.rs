@@ -177,6 +177,14 @@ fn c49_what_nvml_sees_beyond_the_ledger_is_named_by_how_the_ledger_began() {
 }
 
 #[test]
+fn a_process_that_nvml_lists_and_no_probe_saw_makes_its_tenant_joined_late() {
+    let mut world = World::of(&[(11, "a")]);
+    let step = world.step(Vec::new(), &device(GIB, Ok(vec![row(11, Ok(GIB))])), 1);
+    assert_eq!(step.tenants[0].confidence, Confidence::JoinedLate);
+    assert_eq!(step.tenants[0].residual[&gpu()].baseline, signed(GIB));
+}
+
+#[test]
 fn counters_of_a_tenant_only_grow_over_its_processes_lives() {
     let mut world = World::of(&[(11, "a"), (12, "a")]);
     let nothing = device(0, Ok(Vec::new()));
