@@ -85,6 +85,7 @@ gpu-bundle: ## Put the agent and the GPU tests into target/gpu-bundle, to copy t
 	cargo build --locked --release -p cotenant
 	@rm -rf target/gpu-bundle
 	@mkdir -p target/gpu-bundle
-	@cp -r tests/gpu/. target/gpu-bundle/
+	@cp -r tests/gpu/*.sh tests/gpu/*.py tests/gpu/workloads target/gpu-bundle/
 	@strip -o target/gpu-bundle/cotenant target/release/cotenant
 	@du -sh target/gpu-bundle
+	@echo "on a GPU host, as root: OUT=/tmp/out target/gpu-bundle/run.sh"

@@ -34,6 +34,8 @@ struct Watched {
     state: LibraryState,
     /// PID and start time of each process that maps it.
     mappers: BTreeSet<(u32, u64)>,
+    /// The host's own: probed before anybody maps it, and kept.
+    host: bool,
     empty_since: Option<Instant>,
 }
 
@@ -63,6 +65,9 @@ impl Discovery {
     /// Until `stop`. Everything is detached when this returns.
     pub(crate) fn run(mut self, stop: &AtomicBool) {
         let blind = self.watcher.blind.is_some();
+        for library in self.host.configured_libraries().into_iter().flatten() {
+            self.observe(None, &library);
+        }
         // Watching began when the watcher was opened: nothing that maps a library from here on is missed.
         self.scan();
         let (mut scanned, mut reaped) = (Instant::now(), Instant::now());
@@ -126,7 +131,7 @@ impl Discovery {
         let Ok(start) = self.host.start(pid) else { return };
         for mapping in libraries {
             match self.host.open_mapped(pid, &mapping) {
-                Ok(library) => self.observe(pid, start, &library),
+                Ok(library) => self.observe(Some((pid, start)), &library),
                 Err(error) => warn!(pid, error = %chain(&error), "a libcuda cannot be probed"),
             }
         }
@@ -135,14 +140,16 @@ impl Discovery {
         }
     }
 
-    fn observe(&mut self, pid: u32, start: u64, library: &Library) {
+    /// A library, and the process that maps it; the host's own are probed before there is one.
+    fn observe(&mut self, mapper: Option<(u32, u64)>, library: &Library) {
         let key = (library.device, library.inode);
         if !self.libraries.contains_key(&key) {
             let watched = self.attach(library);
             self.libraries.insert(key, watched);
         }
         if let Some(watched) = self.libraries.get_mut(&key) {
-            watched.mappers.insert((pid, start));
+            watched.mappers.extend(mapper);
+            watched.host |= mapper.is_none();
             watched.empty_since = None;
             watched.state.processes = u32::try_from(watched.mappers.len()).unwrap_or(u32::MAX);
         }
@@ -194,7 +201,7 @@ impl Discovery {
                 state.refused = Some(error.to_string());
             }
         }
-        Watched { id, state, mappers: BTreeSet::new(), empty_since: None }
+        Watched { id, state, mappers: BTreeSet::new(), host: false, empty_since: None }
     }
 
     /// Two files turned out to be one inode underneath: the probes of the first go, its processes stay.
@@ -209,7 +216,7 @@ impl Discovery {
         for watched in self.libraries.values_mut() {
             watched.mappers.retain(|(pid, start)| host.alive(*pid, *start));
             watched.state.processes = u32::try_from(watched.mappers.len()).unwrap_or(u32::MAX);
-            if watched.mappers.is_empty() {
+            if watched.mappers.is_empty() && !watched.host {
                 watched.empty_since.get_or_insert_with(Instant::now);
             }
         }

@@ -337,7 +337,7 @@ impl Round<'_> {
 
     fn pcie(&mut self, device: Handle, index: u32, id: &GpuId) -> (Reading<f64>, Reading<f64>) {
         if !self.config.pcie {
-            return (Err(Absence::NotYet), Err(Absence::NotYet));
+            return (Err(Absence::Disabled), Err(Absence::Disabled));
         }
         let known = self.memory.pcie.get(id).copied();
         if let Some(known) = known.filter(|_| !self.memory.polls.is_multiple_of(PCIE_EVERY)) {

@@ -32,6 +32,8 @@ pub enum Absence {
     NotYet,
     /// Handles are dropped on request (driver upgrade).
     Released,
+    /// Switched off by configuration.
+    Disabled,
 }
 
 impl Absence {
@@ -49,6 +51,7 @@ impl Absence {
         Self::Failed,
         Self::NotYet,
         Self::Released,
+        Self::Disabled,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -66,6 +69,7 @@ impl Absence {
             Self::Failed => "failed",
             Self::NotYet => "not_yet",
             Self::Released => "released",
+            Self::Disabled => "disabled",
         }
     }
 }

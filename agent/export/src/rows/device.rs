@@ -53,7 +53,7 @@ pub(super) fn collected(view: &View) -> bool {
     view.agent.nvml.is_ok() && gpus_answer && polls_answer
 }
 
-/// Five absences are what a host is like and stay so; the others are a poll that went wrong.
+/// Six absences are what a host is like and stay so; the others are a poll that went wrong.
 fn is_failure(reason: Absence) -> bool {
     !matches!(
         reason,
@@ -62,6 +62,7 @@ fn is_failure(reason: Absence) -> bool {
             | Absence::NoPermission
             | Absence::SymbolMissing
             | Absence::ForeignPidNamespace
+            | Absence::Disabled
     )
 }
 
