@@ -258,6 +258,15 @@ impl Agent {
         bail!("{} was not probed in time; status: {}", library.display(), self.status()?)
     }
 
+    /// Halts the agent where it is, as a debugger or an overloaded host does.
+    pub fn pause(&self) {
+        signal(self.child.id(), libc::SIGSTOP);
+    }
+
+    pub fn resume(&self) {
+        signal(self.child.id(), libc::SIGCONT);
+    }
+
     /// Asks the agent to stop; gives how long that took.
     pub fn stop(&mut self) -> Result<Duration> {
         let begun = Instant::now();

@@ -217,6 +217,37 @@ fn c62_a_full_pointer_map_is_counted_and_the_process_marked() -> Result<()> {
 }
 
 #[test]
+fn c76_a_stalled_reader_loses_events_and_no_bytes() -> Result<()> {
+    // Two events a child, 48 bytes each in a ring of 256 KiB.
+    const CHILDREN: u32 = 4000;
+    let world = World::create(1, "")?;
+    let script = format!(
+        "{BEGIN}alloc a 4MiB\nprint held\nwait\nloop {CHILDREN} {{\nfork {{\ninit\nexpect 3\n}}\nalloc b 2MiB\nfree \
+         b\n}}\nprint done\nwait\n"
+    );
+    let mut guest = guest(&world, "stall", &script, &[])?;
+    guest.tenant.expect("held")?;
+    let wanted = [("tenant", guest.label.as_str())];
+    world.agent.until(|scrape| scrape.sum("cotenant_gpu_memory_live_bytes", &wanted) > 0.0)?;
+    world.agent.pause();
+    guest.tenant.go()?;
+    guest.tenant.expect("done")?;
+    world.agent.resume();
+    let failed = [("tenant", guest.label.as_str()), ("error_type", "CUDA_ERROR_NOT_INITIALIZED")];
+    let scrape = world.agent.until(|scrape| {
+        scrape.sum("cotenant_gpu_memory_failures_total", &failed).to_bits() == f64::from(CHILDREN).to_bits()
+    })?;
+    let lost = losses(&scrape);
+    assert_eq!(lost.keys().map(String::as_str).collect::<Vec<_>>(), ["ring_full"], "{lost:?}");
+    let frees = [("tenant", guest.label.as_str()), ("operation", "cuMemFree")];
+    let freed = scrape.sum("cotenant_gpu_memory_operations_total", &frees);
+    assert_eq!(freed.to_bits(), f64::from(CHILDREN).to_bits());
+    let live = scrape.sum("cotenant_gpu_memory_live_bytes", &wanted);
+    assert_eq!(live.to_bits(), f64::from(4 << 20).to_bits());
+    guest.tenant.kill()
+}
+
+#[test]
 fn the_agent_stops_within_five_seconds_and_leaves_nothing_attached() -> Result<()> {
     let mut world = World::create(1, "")?;
     let pairs = "loop 2000 {\nalloc a 2MiB\nfree a\n}\nprint done\nwait\n";
