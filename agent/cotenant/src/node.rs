@@ -18,11 +18,13 @@ use cotenant_kernel::Reader;
 use cotenant_model::{
     Absence, DeviceSample, GpuId, Node, Tenants,
     sample::{KernelSample, LibraryState},
-    view::{AgentView, Feature, FeatureState, View},
+    view::{AgentView, Feature, FeatureState, HolderCandidate, View},
 };
 use tracing::warn;
 
 use crate::{config::Config, discovery::chain, features::feature, registry::Registry};
+
+const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(crate) struct Ticker {
     pub(crate) host: Host,
@@ -42,6 +44,8 @@ struct State {
     guard: Guard,
     known: Vec<GpuId>,
     cost: Duration,
+    /// Who had the driver open, and when that was asked.
+    holders: (Duration, Vec<HolderCandidate>),
 }
 
 impl Ticker {
@@ -51,6 +55,7 @@ impl Ticker {
             guard: Guard::new(Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
+            holders: (Duration::ZERO, Vec::new()),
         };
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
@@ -100,8 +105,31 @@ impl Ticker {
             tenants: step.tenants,
             agent: self.agent(kernel, &device, now, state.cost),
         };
+        view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
         view
+    }
+
+    /// Asked only while a GPU has memory in use and NVML lists nobody, and seldom: it walks the host's descriptors.
+    fn holders(&self, state: &mut State, view: &View, now: Duration) -> Vec<HolderCandidate> {
+        if !view.gpus.iter().any(|gpu| gpu.unattributed_reason == Some("no_process_visible")) {
+            return Vec::new();
+        }
+        let (asked, known) = &mut state.holders;
+        if *asked == Duration::ZERO || now.saturating_sub(*asked) >= HOLDERS_INTERVAL {
+            *asked = now;
+            let own = std::process::id();
+            let pids = self.host.device_holders().unwrap_or_default();
+            *known = pids
+                .into_iter()
+                .filter(|pid| *pid != own)
+                .filter_map(|pid| {
+                    let tenant = self.registry.lock().ok()?.tenant(pid);
+                    Some(HolderCandidate { pid, comm: self.host.comm(pid).ok()?, tenant })
+                })
+                .collect();
+        }
+        known.clone()
     }
 
     fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
@@ -154,6 +182,7 @@ impl Ticker {
             resident_bytes: own.map_or(0, |own| own.resident_bytes),
             tick_seconds: cost.as_secs_f64(),
             tenants_folded: 0,
+            holder_candidates: Vec::new(),
             probe_cost_seconds: None,
         }
     }

@@ -62,6 +62,11 @@ impl Registry {
         Some(tenant)
     }
 
+    /// Of a PID that somebody named.
+    pub(crate) fn tenant(&mut self, pid: u32) -> Tenant {
+        self.look(pid).unwrap_or_else(|| Tenant::plain(TenantKind::Unknown, "gone"))
+    }
+
     /// A process made its first traced call.
     pub(crate) fn meet(&mut self, id: ProcessId, tgid: u32, cgroup_id: u64) {
         if self.by_process.contains_key(&id) {
@@ -107,13 +112,7 @@ impl Registry {
             .iter()
             .filter_map(|process| Some((process.id, self.by_process.get(&process.id)?.clone())))
             .collect();
-        let by_pid = pids
-            .iter()
-            .map(|pid| {
-                let gone = || Tenant::plain(TenantKind::Unknown, "gone");
-                (*pid, self.look(*pid).unwrap_or_else(gone))
-            })
-            .collect();
+        let by_pid = pids.iter().map(|pid| (*pid, self.tenant(*pid))).collect();
         Resolved { by_process, by_pid }
     }
 

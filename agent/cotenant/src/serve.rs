@@ -89,6 +89,9 @@ fn describe(view: &View) -> Value {
             .collect::<std::collections::BTreeMap<_, _>>(),
         "notes": agent.notes.iter().map(|(note, count)| (note.as_str(), json!(count)))
             .collect::<std::collections::BTreeMap<_, _>>(),
+        "holder_candidates": agent.holder_candidates.iter().map(|holder| json!({
+            "pid": holder.pid, "comm": holder.comm, "tenant": holder.tenant.name,
+        })).collect::<Vec<_>>(),
         "tenants": view.tenants.len(),
     })
 }

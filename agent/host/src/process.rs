@@ -12,6 +12,8 @@ use crate::{Host, HostError, read};
 const LIMIT: u64 = 64 << 10;
 /// Controllers times the longest path.
 const CGROUP_LIMIT: u64 = 256 << 10;
+/// The driver's nodes are opened early; a process that hides them behind more is not looked through.
+const MAX_DESCRIPTORS: usize = 4096;
 
 /// Inodes that the kernel gives to its first namespaces (`include/uapi/linux/nsfs.h`).
 const INITIAL_PID: u64 = 0xEFFF_FFFC;
@@ -110,6 +112,20 @@ impl Host {
         })
     }
 
+    /// Processes that have a device node of the NVIDIA driver open: who may hold memory that no list names (C48).
+    ///
+    /// Walks every descriptor of the host, so it is for when something does not add up.
+    pub fn device_holders(&self) -> Result<Vec<u32>, HostError> {
+        let holds = |pid: &u32| {
+            let directory = self.process_file(*pid, "fd");
+            read::names_in(&directory, MAX_DESCRIPTORS).iter().any(|name| {
+                std::fs::read_link(directory.join(name))
+                    .is_ok_and(|to| to.to_str().is_some_and(|to| to.starts_with("/dev/nvidia")))
+            })
+        };
+        Ok(self.processes()?.into_iter().filter(holds).collect())
+    }
+
     pub(crate) fn process_file(&self, pid: u32, file: &str) -> PathBuf {
         self.path(&format!("proc/{pid}/{file}"))
     }
@@ -133,6 +149,19 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn c48_who_has_the_driver_open_is_named_when_no_list_does() {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, target) in [(11, "/dev/nvidia0"), (12, "/dev/null"), (13, "/dev/nvidia-uvm")] {
+            let directory = root.path().join(format!("proc/{pid}/fd"));
+            std::fs::create_dir_all(&directory).unwrap();
+            std::os::unix::fs::symlink(target, directory.join("3")).unwrap();
+        }
+        let mut holders = crate::Host::at(root.path()).device_holders().unwrap();
+        holders.sort_unstable();
+        assert_eq!(holders, [11, 13]);
+    }
+
     use std::fs;
     use std::os::unix::fs::symlink;
 

@@ -86,8 +86,18 @@ pub struct AgentView {
     pub resident_bytes: u64,
     pub tick_seconds: f64,
     pub tenants_folded: u64,
+    /// Who may hold memory that no process list names, when there is such memory. For people, not a label.
+    pub holder_candidates: Vec<HolderCandidate>,
     /// Calibrated cost of one probe hit, in seconds, when it was measured.
     pub probe_cost_seconds: Option<f64>,
+}
+
+/// A process that has the driver open although no list names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HolderCandidate {
+    pub pid: u32,
+    pub comm: String,
+    pub tenant: Tenant,
 }
 
 /// A capability of this host: the four words are not the same thing.

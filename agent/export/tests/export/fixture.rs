@@ -151,6 +151,7 @@ pub(crate) fn agent() -> AgentView {
         resident_bytes: 14 * MIB,
         tick_seconds: 0.0021,
         tenants_folded: 0,
+        holder_candidates: Vec::new(),
         probe_cost_seconds: Some(0.95e-6),
     }
 }
