@@ -2,11 +2,11 @@
 //! Refuses symbol spelling: `_v2` and `_ptsz` twins are one operation (see `symbols`).
 
 macro_rules! named {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $value:literal => $text:literal),+ $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $variant:ident = $value:literal => $text:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
-        pub enum $name { $($variant = $value),+ }
+        pub enum $name { $($(#[$about])* $variant = $value),+ }
 
         impl $name {
             /// Every value, in declaration order.
@@ -24,6 +24,8 @@ macro_rules! named {
         }
     };
 }
+
+pub(crate) use named;
 
 named! {
     /// A driver API call, by its name without version or stream suffix.

@@ -1,6 +1,8 @@
 //! Owns the layouts of map keys, map values and ring events, and the reasons for which something is lost.
 //! Refuses padding: every byte has a name, so that keys compare and the agent reads no junk.
 
+use crate::operation::named;
+
 /// Traced calls that may be nested in one thread. Deeper ones are counted as lost.
 pub const MAX_DEPTH: usize = 4;
 /// Contexts kept on one thread's stack of current contexts.
@@ -19,133 +21,59 @@ pub const GPU_UNKNOWN: u8 = 0xff;
 /// Set when the low bits are a CUDA ordinal of that process, to be resolved by the agent.
 pub const GPU_ORDINAL: u8 = 0x80;
 
-/// Why something was not booked. Index of the per-CPU `LOSSES` array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u32)]
-pub enum Loss {
-    ThreadMapFull = 0,
-    ProcessMapFull = 1,
-    PointerMapFull = 2,
-    HandleMapFull = 3,
-    MappingMapFull = 4,
-    ContextMapFull = 5,
-    LedgerMapFull = 6,
-    CallMapFull = 7,
-    LatencyMapFull = 8,
-    FailureMapFull = 9,
-    RingFull = 10,
-    NestedTooDeep = 11,
-    ReturnWithoutEntry = 12,
-    EntryWithoutReturn = 13,
-    ReadUser = 14,
-    ReadKernel = 15,
-    PeakContended = 16,
-    UnmapTruncated = 17,
-    GpuTableFull = 18,
-}
-
-impl Loss {
-    pub const COUNT: u32 = 19;
-    pub const ALL: &'static [Self] = &[
-        Self::ThreadMapFull,
-        Self::ProcessMapFull,
-        Self::PointerMapFull,
-        Self::HandleMapFull,
-        Self::MappingMapFull,
-        Self::ContextMapFull,
-        Self::LedgerMapFull,
-        Self::CallMapFull,
-        Self::LatencyMapFull,
-        Self::FailureMapFull,
-        Self::RingFull,
-        Self::NestedTooDeep,
-        Self::ReturnWithoutEntry,
-        Self::EntryWithoutReturn,
-        Self::ReadUser,
-        Self::ReadKernel,
-        Self::PeakContended,
-        Self::UnmapTruncated,
-        Self::GpuTableFull,
-    ];
-
-    /// The bounded reason, as published.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ThreadMapFull => "thread_map_full",
-            Self::ProcessMapFull => "process_map_full",
-            Self::PointerMapFull => "pointer_map_full",
-            Self::HandleMapFull => "handle_map_full",
-            Self::MappingMapFull => "mapping_map_full",
-            Self::ContextMapFull => "context_map_full",
-            Self::LedgerMapFull => "ledger_map_full",
-            Self::CallMapFull => "call_map_full",
-            Self::LatencyMapFull => "latency_map_full",
-            Self::FailureMapFull => "failure_map_full",
-            Self::RingFull => "ring_full",
-            Self::NestedTooDeep => "nested_too_deep",
-            Self::ReturnWithoutEntry => "return_without_entry",
-            Self::EntryWithoutReturn => "entry_without_return",
-            Self::ReadUser => "read_user_failed",
-            Self::ReadKernel => "read_kernel_failed",
-            Self::PeakContended => "peak_contended",
-            Self::UnmapTruncated => "unmap_truncated",
-            Self::GpuTableFull => "gpu_table_full",
-        }
+named! {
+    /// Why something was not booked. Index of the per-CPU `LOSSES` array.
+    Loss {
+        ThreadMapFull = 0 => "thread_map_full",
+        ProcessMapFull = 1 => "process_map_full",
+        PointerMapFull = 2 => "pointer_map_full",
+        HandleMapFull = 3 => "handle_map_full",
+        MappingMapFull = 4 => "mapping_map_full",
+        ContextMapFull = 5 => "context_map_full",
+        LedgerMapFull = 6 => "ledger_map_full",
+        CallMapFull = 7 => "call_map_full",
+        LatencyMapFull = 8 => "latency_map_full",
+        FailureMapFull = 9 => "failure_map_full",
+        RingFull = 10 => "ring_full",
+        NestedTooDeep = 11 => "nested_too_deep",
+        ReturnWithoutEntry = 12 => "return_without_entry",
+        EntryWithoutReturn = 13 => "entry_without_return",
+        ReadUser = 14 => "read_user_failed",
+        ReadKernel = 15 => "read_kernel_failed",
+        PeakContended = 16 => "peak_contended",
+        UnmapTruncated = 17 => "unmap_truncated",
+        GpuTableFull = 18 => "gpu_table_full",
     }
 }
 
-/// Facts about the workload, not losses: index of the per-CPU `NOTES` array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u32)]
-pub enum Note {
-    /// A successful free of a pointer the ledger does not know (allocated before the agent came).
-    UnmatchedFree = 0,
-    /// An allocation returned a pointer that was still live: its free was not seen.
-    ReplacedPointer = 1,
-    /// The driver call ran inside another traced call that booked the same pointer.
-    NestedDuplicate = 2,
-    /// The same code was attached through two files that share one inode underneath.
-    DuplicateAttachment = 3,
-    /// The kernel boundary and the current context named different GPUs.
-    GpuDisagreement = 4,
-    /// A GPU UUID seen at the kernel boundary that NVML does not list.
-    ForeignUuid = 5,
-    /// Probe entries seen; with the calibrated trap cost, the agent's cost to its tenants.
-    ProbeHits = 6,
-    /// UVM ioctls read at the kernel boundary.
-    BoundaryHits = 7,
-    /// A call returned in a thread that had entered it before the probes came.
-    LateReturn = 8,
-}
-
-impl Note {
-    pub const COUNT: u32 = 9;
-    pub const ALL: &'static [Self] = &[
-        Self::UnmatchedFree,
-        Self::ReplacedPointer,
-        Self::NestedDuplicate,
-        Self::DuplicateAttachment,
-        Self::GpuDisagreement,
-        Self::ForeignUuid,
-        Self::ProbeHits,
-        Self::BoundaryHits,
-        Self::LateReturn,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::UnmatchedFree => "unmatched_free",
-            Self::ReplacedPointer => "replaced_pointer",
-            Self::NestedDuplicate => "nested_duplicate",
-            Self::DuplicateAttachment => "duplicate_attachment",
-            Self::GpuDisagreement => "gpu_disagreement",
-            Self::ForeignUuid => "foreign_uuid",
-            Self::ProbeHits => "probe_hits",
-            Self::BoundaryHits => "boundary_hits",
-            Self::LateReturn => "late_return",
-        }
+named! {
+    /// Facts about the workload, not losses: index of the per-CPU `NOTES` array.
+    Note {
+        /// A successful free of a pointer the ledger does not know (allocated before the agent came).
+        UnmatchedFree = 0 => "unmatched_free",
+        /// An allocation returned a pointer that was still live: its free was not seen.
+        ReplacedPointer = 1 => "replaced_pointer",
+        /// The driver call ran inside another traced call that booked the same pointer.
+        NestedDuplicate = 2 => "nested_duplicate",
+        /// The same code was attached through two files that share one inode underneath.
+        DuplicateAttachment = 3 => "duplicate_attachment",
+        /// The kernel boundary and the current context named different GPUs.
+        GpuDisagreement = 4 => "gpu_disagreement",
+        /// A GPU UUID seen at the kernel boundary that NVML does not list.
+        ForeignUuid = 5 => "foreign_uuid",
+        /// Probe entries seen; with the calibrated trap cost, the agent's cost to its tenants.
+        ProbeHits = 6 => "probe_hits",
+        /// UVM ioctls read at the kernel boundary.
+        BoundaryHits = 7 => "boundary_hits",
+        /// A call returned in a thread that had entered it before the probes came.
+        LateReturn = 8 => "late_return",
     }
 }
+
+/// Entries of the `LOSSES` array.
+pub const LOSSES: u32 = Loss::ALL.len() as u32;
+/// Entries of the `NOTES` array.
+pub const NOTES: u32 = Note::ALL.len() as u32;
 
 macro_rules! record {
     ($(#[$doc:meta])* $name:ident[$size:literal] { $($(#[$fdoc:meta])* $field:ident: $ty:ty),+ $(,)? }) => {

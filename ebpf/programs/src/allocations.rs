@@ -9,7 +9,9 @@ use aya_ebpf::{
     macros::{uprobe, uretprobe},
     programs::{ProbeContext, RetProbeContext},
 };
-use cotenant_abi::{ByteRule, Cookie, Frame, GPU_UNKNOWN, Loss, MAX_DEPTH, MemoryKind, Note, Pointer, PointerKey, Thread};
+use cotenant_abi::{
+    ByteRule, Cookie, Frame, GPU_UNKNOWN, Loss, MAX_DEPTH, MemoryKind, Note, Pointer, PointerKey, Thread,
+};
 
 use crate::{
     calls::{self, enter, finish, frame_below, leave},
@@ -52,7 +54,8 @@ const UNREAD: u64 = u64::MAX;
 
 #[inline(never)]
 fn array_bytes(descriptor: u64, three: u64, levels: u64) -> u64 {
-    let (Some(mut width), Some(mut height)) = (read_user::<u64>(descriptor), read_user::<u64>(descriptor + 8))
+    let (Some(mut width), Some(mut height)) =
+        (read_user::<u64>(descriptor), read_user::<u64>(descriptor + 8))
     else {
         return UNREAD;
     };

@@ -105,7 +105,15 @@ fn meet(tgid: u32, operation: u8) -> u64 {
         let _ = PROCESS_IDS.remove(&tgid);
         return 0;
     }
-    emit(Event { tag: EVENT_PROCESS_SEEN, tgid, process: id, at: first_seen, cgroup_id, first: 0, second: 0 });
+    emit(Event {
+        tag: EVENT_PROCESS_SEEN,
+        tgid,
+        process: id,
+        at: first_seen,
+        cgroup_id,
+        first: 0,
+        second: 0,
+    });
     id
 }
 

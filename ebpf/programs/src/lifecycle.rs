@@ -6,10 +6,7 @@
 //! at offsets resolved from this kernel's BTF.
 
 use aya_ebpf::{
-    helpers::{
-        bpf_get_current_pid_tgid, bpf_probe_read_kernel,
-        generated::bpf_get_current_task,
-    },
+    helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel, generated::bpf_get_current_task},
     macros::tracepoint,
     programs::TracePointContext,
 };
@@ -39,7 +36,15 @@ fn end(tgid: u32, reason: u8) {
             cgroup_id = (*process).cgroup_id;
         }
     }
-    emit(Event { tag: EVENT_PROCESS_ENDED, tgid, process: id, at, cgroup_id, first: u32::from(reason), second: 0 });
+    emit(Event {
+        tag: EVENT_PROCESS_ENDED,
+        tgid,
+        process: id,
+        at,
+        cgroup_id,
+        first: u32::from(reason),
+        second: 0,
+    });
 }
 
 fn last_thread(ctx: &TracePointContext, settings: &Settings, tid: u32, tgid: u32) -> bool {
@@ -51,8 +56,9 @@ fn last_thread(ctx: &TracePointContext, settings: &Settings, tid: u32, tgid: u32
         // SAFETY: offsets come from this kernel's BTF; the helper checks the addresses.
         let live = unsafe {
             let task = bpf_get_current_task();
-            bpf_probe_read_kernel((task + u64::from(settings.signal_offset)) as *const u64)
-                .and_then(|signal| bpf_probe_read_kernel((signal + u64::from(settings.live_offset)) as *const i32))
+            bpf_probe_read_kernel((task + u64::from(settings.signal_offset)) as *const u64).and_then(
+                |signal| bpf_probe_read_kernel((signal + u64::from(settings.live_offset)) as *const i32),
+            )
         };
         return match live {
             Ok(live) => live == 0,

@@ -55,9 +55,9 @@ pub static NEXT_GPU: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 pub static SHADOWED: HashMap<u32, u32> = HashMap::with_max_entries(1024, 0);
 #[map]
-pub static LOSSES: PerCpuArray<u64> = PerCpuArray::with_max_entries(Loss::COUNT, 0);
+pub static LOSSES: PerCpuArray<u64> = PerCpuArray::with_max_entries(cotenant_abi::LOSSES, 0);
 #[map]
-pub static NOTES: PerCpuArray<u64> = PerCpuArray::with_max_entries(Note::COUNT, 0);
+pub static NOTES: PerCpuArray<u64> = PerCpuArray::with_max_entries(cotenant_abi::NOTES, 0);
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 
