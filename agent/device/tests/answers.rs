@@ -193,7 +193,7 @@ fn c114_a_failed_figure_is_absent_and_not_idle() {
 fn pcie_is_asked_for_only_on_request_and_seldom() {
     let node = Node::with(1);
     let sample = until(&node.start(), complete);
-    assert_eq!(gpu(&sample, "GPU-0").pcie_transmit_bytes_per_second, Err(Absence::NotYet));
+    assert_eq!(gpu(&sample, "GPU-0").pcie_transmit_bytes_per_second, Err(Absence::Disabled));
     let device = node.start_with(|config| config.pcie = true);
     let polls = |sample: &cotenant_model::DeviceSample| cost(sample, "nvmlDeviceGetCount_v2").calls;
     let sample = until(&device, |sample| complete(sample) && polls(sample) >= 13);

@@ -212,7 +212,7 @@ fn c29_a_foreign_pid_namespace_makes_process_figures_absent() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let node = SimulatedNode::create(directory.path(), &NodeConfig::h200(1, 0.0))?;
     let launcher = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
-    let agent = node.agent_under(&launcher, "")?;
+    let mut agent = node.agent_under(&launcher, "")?;
     let scrape = agent.until(|scrape| absent(scrape, "processes", "foreign_pid_namespace"))?;
     let state = [("feature", "host_pid_namespace"), ("state", "degraded")];
     ensure!(scrape.get("cotenant_agent_feature_state", &state) == Some(1.0));
@@ -223,6 +223,8 @@ fn c29_a_foreign_pid_namespace_makes_process_figures_absent() -> Result<()> {
     let ready = agent.get("/readyz", "text/plain")?;
     ensure!(ready.starts_with("not ready") && ready.contains("hostPID"), "{ready}");
     ensure!(agent.get("/healthz", "text/plain")? == "ok\n");
+    // `unshare` does not pass a request to stop on.
+    agent.kill()?;
     Ok(())
 }
 
