@@ -203,12 +203,12 @@ fn primary(process: u64, ordinal: u32) -> Option<u64> {
 #[inline(always)]
 fn retain(process: u64, ordinal: u32, handle: u64) {
     let key = PointerKey { process, address: handle };
-    if primary(process, ordinal) == Some(handle) {
-        if let Some(context) = CONTEXTS.get_ptr_mut(&key) {
-            // SAFETY: a live map value.
-            unsafe { crate::atomic::add(&raw mut (*context).references, 1) };
-            return;
-        }
+    if primary(process, ordinal) == Some(handle)
+        && let Some(context) = CONTEXTS.get_ptr_mut(&key)
+    {
+        // SAFETY: a live map value.
+        unsafe { crate::atomic::add(&raw mut (*context).references, 1) };
+        return;
     }
     if PRIMARIES.insert(&OrdinalKey { process, ordinal: u64::from(ordinal) }, &handle, ANY).is_err() {
         lose(Loss::ContextMapFull);
@@ -296,13 +296,13 @@ pub fn context_return(ctx: RetProbeContext) -> u32 {
             push(thread, handle);
         } else if action == Action::ContextPop as u8 {
             pop(thread);
-        } else if action == Action::DeviceUuid as u8 {
-            if let Some(uuid) = read_user::<[u8; 16]>(handle) {
-                let index = boundary::index_of(&uuid);
-                if index != GPU_UNKNOWN {
-                    learn(process, device, index);
-                    gpu = index;
-                }
+        } else if action == Action::DeviceUuid as u8
+            && let Some(uuid) = read_user::<[u8; 16]>(handle)
+        {
+            let index = boundary::index_of(&uuid);
+            if index != GPU_UNKNOWN {
+                learn(process, device, index);
+                gpu = index;
             }
         }
     }

@@ -239,9 +239,9 @@ fn c76_a_stalled_reader_loses_events_and_no_bytes() -> Result<()> {
     })?;
     let lost = losses(&scrape);
     assert_eq!(lost.keys().map(String::as_str).collect::<Vec<_>>(), ["ring_full"], "{lost:?}");
-    let frees = [("tenant", guest.label.as_str()), ("operation", "cuMemFree")];
-    let freed = scrape.sum("cotenant_gpu_memory_operations_total", &frees);
-    assert_eq!(freed.to_bits(), f64::from(CHILDREN).to_bits());
+    let explicit = [("tenant", guest.label.as_str()), ("operation", "cuMemFree")];
+    let count = scrape.sum("cotenant_gpu_memory_operations_total", &explicit);
+    assert_eq!(count.to_bits(), f64::from(CHILDREN).to_bits());
     let live = scrape.sum("cotenant_gpu_memory_live_bytes", &wanted);
     assert_eq!(live.to_bits(), f64::from(4 << 20).to_bits());
     guest.tenant.kill()

@@ -126,10 +126,10 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
             names.last = cuda.call("cuCtxDestroy_v2", [context(names, step.text(0)?)?, 0, 0, 0, 0])?;
         }
         "ctx_set" => {
-            names.last = cuda.call("cuCtxSetCurrent", [context(names, step.text(0)?)?, 0, 0, 0, 0])?
+            names.last = cuda.call("cuCtxSetCurrent", [context(names, step.text(0)?)?, 0, 0, 0, 0])?;
         }
         "push" => {
-            names.last = cuda.call("cuCtxPushCurrent_v2", [context(names, step.text(0)?)?, 0, 0, 0, 0])?
+            names.last = cuda.call("cuCtxPushCurrent_v2", [context(names, step.text(0)?)?, 0, 0, 0, 0])?;
         }
         "pop" => {
             let mut handle = 0u64;
