@@ -196,7 +196,13 @@ impl Round<'_> {
         self.set(at, |gpu| gpu.memory = memory);
         let total = memory.ok().map(|memory| memory.total);
         let processes = self.processes(device, index, total);
+        let listed: u64 = processes.iter().flatten().filter_map(|process| process.bytes.ok()).sum();
         self.set(at, |gpu| gpu.processes = processes);
+        // The list is younger than the memory figure: what was allocated in between is in the one only.
+        if memory.is_ok_and(|memory| memory.used < listed) {
+            let again = self.memory(device, index);
+            self.set(at, |gpu| gpu.memory = again);
+        }
     }
 
     fn memory(&mut self, device: Handle, index: u32) -> Reading<DeviceMemory> {
