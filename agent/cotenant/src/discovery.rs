@@ -27,6 +27,10 @@ const WAIT: Duration = Duration::from_millis(200);
 const LINGER: Duration = Duration::from_mins(1);
 /// Between looks at every process where mappings cannot be watched.
 const BLIND_SCAN: Duration = Duration::from_secs(2);
+/// Files under observation at once; each holds ten descriptors. A tenant that makes more is not followed.
+const MAX_LIBRARIES: usize = 512;
+/// Mappings of libcuda that are looked at in one process; an honest one has one or two.
+const MAX_MAPPED: usize = 64;
 const REAP: Duration = Duration::from_secs(5);
 
 struct Watched {
@@ -71,6 +75,7 @@ impl Discovery {
         // Watching began when the watcher was opened: nothing that maps a library from here on is missed.
         self.scan();
         let (mut scanned, mut reaped) = (Instant::now(), Instant::now());
+        let mut lost = false;
         while !stop.load(Ordering::Relaxed) {
             let happenings = match self.watcher.wait(WAIT) {
                 Ok(happenings) => happenings,
@@ -80,14 +85,24 @@ impl Discovery {
                     Vec::new()
                 }
             };
-            let mut lost = false;
+            // A process is looked at once, however often it has mapped something by now.
+            let mut mapped = BTreeSet::new();
             for happening in happenings {
-                lost |= matches!(happening, Happening::MappingsLost(_));
-                self.react(happening);
+                match happening {
+                    Happening::Mapped { pid, path, .. } if is_libcuda(&path) => {
+                        mapped.insert(pid);
+                    }
+                    Happening::MappingsLost(_) => lost = true,
+                    other => self.react(other),
+                }
             }
-            if lost || blind && scanned.elapsed() >= BLIND_SCAN {
+            for pid in mapped {
+                self.examine(pid, true);
+            }
+            // A tenant can make announcements overflow at will: not more often than where there are none.
+            if (lost || blind) && scanned.elapsed() >= BLIND_SCAN {
                 self.scan();
-                scanned = Instant::now();
+                (lost, scanned) = (false, Instant::now());
             }
             if reaped.elapsed() >= REAP {
                 self.reap();
@@ -98,13 +113,15 @@ impl Discovery {
 
     fn react(&mut self, happening: Happening) {
         match happening {
-            Happening::Mapped { pid, path, .. } if is_libcuda(&path) => self.examine(pid, true),
             Happening::ProcessSeen { id, tgid, cgroup_id } => {
                 if let Ok(mut registry) = self.registry.lock() {
                     registry.meet(id, tgid, cgroup_id);
                 }
             }
-            Happening::DuplicateLibrary { goes, stays } => self.merge(goes, stays),
+            // Nothing is let go on a tenant's word: both stay attached, and a call counts once all the same.
+            Happening::DuplicateLibrary { goes, stays } => {
+                info!(first = stays.0, second = goes.0, "two libraries seem to share their code");
+            }
             Happening::Mapped { .. } | Happening::MappingsLost(_) | Happening::ProcessEnded { .. } => {}
         }
     }
@@ -123,8 +140,12 @@ impl Discovery {
             return;
         }
         let Ok(mappings) = self.host.mappings(pid) else { return };
-        let libraries: Vec<Mapping> =
-            mappings.rows.into_iter().filter(|row| row.executable && is_libcuda(&row.path)).collect();
+        let libraries: Vec<Mapping> = mappings
+            .rows
+            .into_iter()
+            .filter(|row| row.executable && is_libcuda(&row.path))
+            .take(MAX_MAPPED)
+            .collect();
         if libraries.is_empty() {
             return;
         }
@@ -144,6 +165,10 @@ impl Discovery {
     fn observe(&mut self, mapper: Option<(u32, u64)>, library: &Library) {
         let key = (library.device, library.inode);
         if !self.libraries.contains_key(&key) {
+            if self.libraries.len() >= MAX_LIBRARIES {
+                warn!(path = library.path, "not probed: {MAX_LIBRARIES} libraries are already");
+                return;
+            }
             let watched = self.attach(library);
             self.libraries.insert(key, watched);
         }
@@ -204,12 +229,6 @@ impl Discovery {
         Watched { id, state, mappers: BTreeSet::new(), host: false, empty_since: None }
     }
 
-    /// Two files turned out to be one inode underneath: the probes of the first go, its processes stay.
-    fn merge(&mut self, goes: LibraryId, stays: LibraryId) {
-        info!(goes = goes.0, stays = stays.0, "two libraries share their code: one set of probes is enough");
-        self.probes.detach(goes);
-    }
-
     /// Lets go of files that nobody maps any more.
     fn reap(&mut self) {
         let host = &self.host;
@@ -229,6 +248,9 @@ impl Discovery {
             }
             !idle
         });
+        if let Ok(mut registry) = self.registry.lock() {
+            registry.prune();
+        }
         self.publish();
     }
 

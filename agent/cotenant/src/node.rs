@@ -16,13 +16,18 @@ use cotenant_export::{Guard, Limits};
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Node, Tenants,
+    Absence, DeviceSample, GpuId, Node, Tenant, Tenants,
     sample::{KernelSample, LibraryState},
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
 };
 use tracing::warn;
 
-use crate::{config::Config, discovery::chain, features::feature, registry::Registry};
+use crate::{
+    config::Config,
+    discovery::chain,
+    features::feature,
+    registry::{Registry, Resolved},
+};
 
 const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -44,6 +49,8 @@ struct State {
     guard: Guard,
     known: Vec<GpuId>,
     cost: Duration,
+    /// The tenants of NVML's PIDs, and the poll they belong to.
+    listed: (Option<Duration>, BTreeMap<u32, Tenant>),
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
 }
@@ -55,6 +62,7 @@ impl Ticker {
             guard: Guard::new(Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
+            listed: (None, BTreeMap::new()),
             holders: (Duration::ZERO, Vec::new()),
         };
         while !stop.load(Ordering::Relaxed) {
@@ -86,9 +94,12 @@ impl Ticker {
             .collect();
         let resolved =
             self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
-        let empty = (BTreeMap::new(), BTreeMap::new());
-        let (by_process, by_pid) =
-            resolved.as_ref().map_or((&empty.0, &empty.1), |r| (&r.by_process, &r.by_pid));
+        let Resolved { by_process, by_pid } = resolved.unwrap_or_default();
+        // NVML's PIDs are whose they were at its poll: one that is reused since is somebody else's.
+        if state.listed.0 != Some(device.taken) {
+            state.listed = (Some(device.taken), by_pid);
+        }
+        let (by_process, by_pid) = (&by_process, &state.listed.1);
         let step = state.node.advance(&kernel, &device, Tenants { by_process, by_pid }, now, retention);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)

@@ -97,8 +97,9 @@ impl Registry {
 
     /// A late first call is no gap where the agent saw the process map the driver and no memory came before.
     pub(crate) fn judge(&self, process: &mut ProcessSample) {
-        let seen = self.witnessed.contains_key(&process.tgid);
-        if process.confidence == Confidence::JoinedLate && process.before_memory && seen {
+        let seen =
+            || self.witnessed.get(&process.tgid).is_some_and(|start| self.host.alive(process.tgid, *start));
+        if process.confidence == Confidence::JoinedLate && process.before_memory && seen() {
             process.confidence = Confidence::Complete;
         }
     }
@@ -121,18 +122,21 @@ impl Registry {
         for id in retired {
             self.by_process.remove(id);
         }
-        if !retired.is_empty() {
-            let host = &self.host;
-            self.by_pid.retain(|pid, (start, _)| host.alive(*pid, *start));
-            self.witnessed.retain(|pid, start| host.alive(*pid, *start));
-            if self.by_cgroup.len() > 4096 {
-                let used: BTreeSet<&Tenant> = self.by_process.values().collect();
-                self.by_cgroup.retain(|_, tenant| used.contains(tenant));
-            }
+        if self.by_cgroup.len() > 4096 {
+            let used: BTreeSet<&Tenant> = self.by_process.values().collect();
+            self.by_cgroup.retain(|_, tenant| used.contains(tenant));
         }
+    }
+
+    /// Forgets PIDs that are gone, on a timer: most of them never called the driver.
+    pub(crate) fn prune(&mut self) {
+        let host = &self.host;
+        self.by_pid.retain(|pid, (start, _)| host.alive(*pid, *start));
+        self.witnessed.retain(|pid, start| host.alive(*pid, *start));
     }
 }
 
+#[derive(Default)]
 pub(crate) struct Resolved {
     pub(crate) by_process: BTreeMap<ProcessId, Tenant>,
     pub(crate) by_pid: BTreeMap<u32, Tenant>,

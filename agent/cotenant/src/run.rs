@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result};
@@ -30,6 +30,9 @@ use crate::{
     registry::Registry,
     serve::router,
 };
+
+/// How long answers that are under way may take once a stop is asked for.
+const GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(config: &Config) -> Result<()> {
     log(config)?;
@@ -102,12 +105,18 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let served = runtime.block_on(async {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        axum::serve(listener, router(published))
+        let (asked, mut stopping) = tokio::sync::watch::channel(());
+        let server = axum::serve(listener, router(published))
             .with_graceful_shutdown(async move {
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+                let _ = asked.send(());
             })
-            .into_future()
-            .await
+            .into_future();
+        tokio::select! {
+            served = server => served,
+            // A client that has asked half a question must not hold the stop up.
+            () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
+        }
     });
     info!("stopping");
     stop.store(true, Ordering::Relaxed);

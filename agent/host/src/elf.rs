@@ -129,9 +129,12 @@ fn collect(
     let places: HashMap<&[u8], usize> =
         wanted.iter().enumerate().map(|(index, name)| (name.as_bytes(), index)).collect();
     let mut answers: Vec<Option<Result<u64, &'static str>>> = vec![None; wanted.len()];
+    // No name is looked at beyond the longest wanted: a table without an end must cost nothing.
+    let longest = wanted.iter().map(|name| name.len()).max().unwrap_or(0);
     for symbol in symbols.iter().filter(|symbol| symbol.st_shndx(ENDIAN) != elf::SHN_UNDEF) {
-        let name =
-            strings.get(symbol.st_name(ENDIAN) as usize..).and_then(|rest| rest.split(|b| *b == 0).next());
+        let rest = strings.get(symbol.st_name(ENDIAN) as usize..).unwrap_or_default();
+        let head = &rest[..rest.len().min(longest + 1)];
+        let name = head.iter().position(|byte| *byte == 0).map(|end| &head[..end]);
         let Some(index) = name.and_then(|name| places.get(name)) else { continue };
         let answer = if symbol.st_type() == elf::STT_FUNC {
             file_offset(symbol.st_value(ENDIAN), segments, file_bytes)

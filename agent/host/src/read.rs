@@ -1,8 +1,9 @@
 //! Owns bounded reading: nothing a tenant can make long is read whole.
 //! Refuses parsing.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::HostError;
@@ -11,7 +12,12 @@ use crate::HostError;
 pub(crate) fn bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HostError> {
     let failed = |source| HostError::Read { path: path.to_owned(), source };
     let mut content = Vec::new();
-    let file = File::open(path).map_err(failed)?;
+    // A FIFO that a user put in the way must not hold the agent up.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(HostError::Malformed { path: path.to_owned(), what: "not a regular file" });
+    }
     file.take(limit + 1).read_to_end(&mut content).map_err(failed)?;
     if content.len() as u64 > limit {
         return Err(HostError::TooLong { path: path.to_owned(), limit });

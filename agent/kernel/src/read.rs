@@ -9,8 +9,8 @@ use std::{
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use cotenant_abi::{
     CallKey, Context, ContextLedger, ContextLedgerKey, END_EXEC, FailureKey, GPU_ORDINAL, GPU_UNKNOWN,
-    Handle, Latency, Ledger, LedgerKey, Loss, Mapping, MemoryKind, Note, Operation, OrdinalKey, Physical,
-    Pointer, PointerKey, Process, Settings,
+    Handle, Latency, Ledger, LedgerKey, Loss, MAX_GPUS, Mapping, MemoryKind, Note, Operation, OrdinalKey,
+    Physical, Pointer, PointerKey, Process, Settings,
 };
 use cotenant_model::{
     CudaError, GpuId, ProcessId,
@@ -28,6 +28,8 @@ use crate::{
 
 /// A sweep of the pointer maps takes at most this share of the time.
 const SWEEP_SHARE: u32 = 100;
+/// Contexts that come and go leave pointers behind without any process ending.
+const SWEEP_ALWAYS: Duration = Duration::from_secs(60);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Every map that is read, each taken out of the object.
@@ -100,14 +102,27 @@ impl Reader {
     pub fn know_gpus(&mut self, gpus: &[GpuId]) -> Result<(), KernelError> {
         let name = "GPUS";
         let failed = |source| KernelError::Map { name, source };
-        for uuid in gpus.iter().filter_map(GpuId::uuid) {
+        let uuids: BTreeSet<[u8; 16]> = gpus.iter().filter_map(GpuId::uuid).collect();
+        let mut taken = BTreeSet::new();
+        let known: Vec<_> = self.gpus.iter().filter_map(Result::ok).collect();
+        for (uuid, index) in known {
+            if uuids.contains(&uuid) {
+                taken.insert(index);
+            } else {
+                // Learned from a tenant before NVML answered: it may be anything.
+                self.gpus.remove(&uuid).map_err(failed)?;
+            }
+        }
+        for uuid in uuids {
             if self.gpus.get(&uuid, 0).is_ok() {
                 continue;
             }
-            let index = self.next_gpu.get(&0, 0).map_err(failed)?;
-            self.gpus.insert(uuid, index, 0).map_err(failed)?;
-            self.next_gpu.set(0, index + 1, 0).map_err(failed)?;
+            let Some(free) = (0..u64::from(MAX_GPUS)).find(|index| !taken.contains(index)) else { break };
+            self.gpus.insert(uuid, free, 0).map_err(failed)?;
+            taken.insert(free);
         }
+        let next = taken.last().map_or(0, |last| last + 1);
+        self.next_gpu.set(0, next, 0).map_err(failed)?;
         let Raw(mut settings) = self.settings.get(&0, 0).map_err(failed)?;
         settings.uuids_closed = u8::from(!gpus.is_empty());
         self.settings.set(0, Raw(settings), 0).map_err(failed)
@@ -207,7 +222,7 @@ impl Reader {
             self.stale = true;
         }
         let due = SWEEP_INTERVAL.max(self.sweep_cost * SWEEP_SHARE);
-        if self.stale && self.swept.elapsed() >= due {
+        if self.stale && self.swept.elapsed() >= due || self.swept.elapsed() >= due.max(SWEEP_ALWAYS) {
             self.sweep()?;
         }
         Ok(())

@@ -139,8 +139,12 @@ fn book(process: u64, frame: &Frame, context: u64, gpu: u8) {
     }
     let key = PointerKey { process, address };
     let pointer = Pointer { bytes, booked_at: calls::now(), context, gpu, kind, pad: [0; 6] };
-    if insert(&key, &pointer, frame.start) {
-        ledger::credit(process, context, gpu, kind, bytes);
+    if insert(&key, &pointer, frame.start)
+        && !ledger::credit(process, context, gpu, kind, bytes)
+        && let Some(booked) = POINTERS.get_ptr_mut(&key)
+    {
+        // SAFETY: a live map value; nobody frees an address before its allocation has returned.
+        unsafe { (*booked).context = 0 };
     }
 }
 

@@ -287,6 +287,8 @@ pub fn finish(process: u64, frame: &Frame, gpu: u8, code: u32) {
 fn record(process: u64, operation: u8, start: u64, gpu: u8, code: u32) {
     count(&CALLS, &CallKey { process, operation, gpu, pad: [0; 6] }, Loss::CallMapFull);
     if code != 0 {
+        // `CUresult` ends at 999: a library that invents codes gets one row for all of them.
+        let code = if code > 999 { 0xffff } else { code };
         count(&FAILURES, &FailureKey { process, operation, gpu, pad: [0; 2], code }, Loss::FailureMapFull);
     }
     time(process, operation, now().saturating_sub(start));

@@ -28,7 +28,7 @@ pub fn mark_lost(process: u64) {
     }
 }
 
-/// Bytes come to life. False when there was no room to book them.
+/// Bytes come to life. False when they could not be booked with their context: a free is then not to ask for it.
 #[inline(never)]
 pub fn credit(process: u64, context: u64, gpu: u8, kind: u8, bytes: u64) -> bool {
     let Some(ledger) = ledger_of(&LedgerKey { process, gpu, kind, pad: [0; 6] }) else {
@@ -59,6 +59,7 @@ pub fn credit(process: u64, context: u64, gpu: u8, kind: u8, bytes: u64) -> bool
             None => {
                 lose(Loss::LedgerMapFull);
                 mark_lost(process);
+                return false;
             }
         }
     }
