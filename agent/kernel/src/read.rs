@@ -29,7 +29,7 @@ use crate::{
 /// A sweep of the pointer maps takes at most this share of the time.
 const SWEEP_SHARE: u32 = 100;
 /// Contexts that come and go leave pointers behind without any process ending.
-const SWEEP_ALWAYS: Duration = Duration::from_secs(60);
+const SWEEP_ALWAYS: Duration = Duration::from_mins(1);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Every map that is read, each taken out of the object.
