@@ -93,7 +93,7 @@ impl Discovery {
                         mapped.insert(pid);
                     }
                     Happening::MappingsLost(_) => lost = true,
-                    other => self.react(other),
+                    other => self.react(&other),
                 }
             }
             for pid in mapped {
@@ -111,8 +111,8 @@ impl Discovery {
         }
     }
 
-    fn react(&mut self, happening: Happening) {
-        match happening {
+    fn react(&mut self, happening: &Happening) {
+        match *happening {
             Happening::ProcessSeen { id, tgid, cgroup_id } => {
                 if let Ok(mut registry) = self.registry.lock() {
                     registry.meet(id, tgid, cgroup_id);

@@ -113,7 +113,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             })
             .into_future();
         tokio::select! {
-            served = server => served,
+            ended = server => ended,
             // A client that has asked half a question must not hold the stop up.
             () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
         }
