@@ -209,10 +209,6 @@ impl Probes {
             let _ = drops.send(holds);
         }
     }
-
-    pub fn libraries(&self) -> usize {
-        self.holds.len()
-    }
 }
 
 impl Drop for Probes {

@@ -56,9 +56,18 @@ where
         Ok(rows)
     }
 
-    /// Removes the keys that a predicate picks; gives how many rows stay.
+    /// Removes what a predicate does not keep; gives how many rows stay.
     pub(crate) fn retain(&mut self, keep: impl Fn(&K, &V) -> bool) -> Result<u64, KernelError> {
         let rows = self.rows()?;
+        self.retain_of(rows, keep)
+    }
+
+    /// As [`Table::retain`], of rows that were read before.
+    pub(crate) fn retain_of(
+        &mut self,
+        rows: Vec<(K, V)>,
+        keep: impl Fn(&K, &V) -> bool,
+    ) -> Result<u64, KernelError> {
         let mut kept = 0;
         for (key, value) in rows {
             if keep(&key, &value) {

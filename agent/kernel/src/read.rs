@@ -243,31 +243,13 @@ impl Reader {
         let alive: BTreeSet<u64> = self.processes.rows()?.into_iter().map(|(id, _)| id).collect();
         // An address of a dead context may come back to life while we look; only a filling map is worth that.
         let filling = pointers.len() as u64 > self.pointers.capacity() / 2;
-        self.pointers_kept = pointers.len() as u64;
-        for (key, pointer) in pointers {
+        self.pointers_kept = self.pointers.retain_of(pointers, |key, pointer| {
             let orphan = filling && pointer.context != 0 && !contexts.contains(&pointer.context);
-            if orphan || !alive.contains(&key.process) {
-                self.pointers.remove(key)?;
-                self.pointers_kept -= 1;
-            }
-        }
-        self.handles_kept = handles.len() as u64;
-        for (key, _) in handles {
-            if !alive.contains(&key.process) {
-                self.handles.remove(key)?;
-                self.handles_kept -= 1;
-            }
-        }
-        for (key, _) in physicals {
-            if !alive.contains(&key.process) {
-                self.physicals.remove(key)?;
-            }
-        }
-        for (key, _) in mappings {
-            if !alive.contains(&key.process) {
-                self.mappings.remove(key)?;
-            }
-        }
+            !orphan && alive.contains(&key.process)
+        })?;
+        self.handles_kept = self.handles.retain_of(handles, |key, _| alive.contains(&key.process))?;
+        self.physicals.retain_of(physicals, |key, _| alive.contains(&key.process))?;
+        self.mappings.retain_of(mappings, |key, _| alive.contains(&key.process))?;
         self.swept = Instant::now();
         self.sweep_cost = begun.elapsed();
         self.stale = false;
