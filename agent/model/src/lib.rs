@@ -8,6 +8,7 @@ pub mod node;
 pub mod sample;
 pub mod tenant;
 pub mod view;
+pub mod wait;
 
 pub use cotenant_abi::{Loss, MemoryKind, Note, Operation};
 pub use device::{Absence, DeviceMemory, DeviceSample, GpuProcess, GpuSample, Reading};
@@ -15,3 +16,4 @@ pub use error::CudaError;
 pub use ids::{GpuId, ProcessId};
 pub use node::{Node, Step, Tenants};
 pub use tenant::{Tenant, TenantKind};
+pub use wait::{Culprit, WaitClass};
