@@ -5,6 +5,7 @@ pub mod device;
 pub mod error;
 pub mod ids;
 pub mod node;
+pub mod report;
 pub mod sample;
 pub mod tenant;
 pub mod view;

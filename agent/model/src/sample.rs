@@ -1,6 +1,8 @@
 //! Owns what the kernel side reported at one moment, by process.
 //! Refuses tenants and names: those come from the host and meet the sample in `view`.
 
+use std::collections::BTreeMap;
+
 use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, ProcessId};
 
 /// Where a row's memory is, as far as the kernel side could tell.
@@ -57,6 +59,88 @@ pub struct ProcessSample {
     pub calls: Vec<CallRow>,
     pub failures: Vec<FailureRow>,
     pub latency: Vec<LatencyRow>,
+    pub waits: Vec<WaitRow>,
+    pub blame: Vec<BlameRow>,
+    pub effort: Vec<EffortRow>,
+}
+
+impl ProcessSample {
+    /// False for a process that is known only because it woke one that waited in the driver.
+    pub fn calls_driver(&self) -> bool {
+        !self.calls.is_empty()
+    }
+}
+
+/// A kernel stack, as long as the agent runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StackId(pub u32);
+
+impl StackId {
+    /// `None` for the negative id of a stack that could not be taken.
+    pub fn new(id: i32) -> Option<Self> {
+        u32::try_from(id).ok().map(Self)
+    }
+}
+
+/// How a kernel lock was wanted, where the kernel says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LockMode {
+    Read,
+    Write,
+    /// A lock without readers.
+    Exclusive,
+    /// Not on a lock that announces contention.
+    None,
+}
+
+impl LockMode {
+    /// By the `LCB_F_*` flags of `lock:contention_begin`.
+    pub fn from_flags(flags: u8) -> Self {
+        match flags {
+            0 => Self::None,
+            flags if flags & 2 != 0 => Self::Read,
+            flags if flags & 4 != 0 => Self::Write,
+            _ => Self::Exclusive,
+        }
+    }
+}
+
+/// Waits of a process at one place in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitRow {
+    pub stack: Option<StackId>,
+    pub mode: LockMode,
+    pub histogram: Histogram,
+}
+
+/// Who ended waits, or had what was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Waker {
+    Process(ProcessId),
+    Device,
+    Kernel,
+    Unseen,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlameRow {
+    pub waker: Waker,
+    pub stack: Option<StackId>,
+    pub waits: u64,
+    pub time_ns: u64,
+}
+
+/// Time on the CPU inside successful calls of one operation whose sizes have as many bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EffortRow {
+    pub operation: Operation,
+    pub size_bits: u8,
+    /// Nobody else was in a call.
+    pub solo_calls: u64,
+    pub solo_ns: u64,
+    /// A call of another process overlapped.
+    pub shared_calls: u64,
+    pub shared_ns: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +208,10 @@ impl Histogram {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelSample {
     pub processes: Vec<ProcessSample>,
+    /// Kernel stacks not seen before: return addresses, innermost first.
+    pub stacks: BTreeMap<StackId, Vec<u64>>,
+    /// Threads that are in a traced call now.
+    pub in_flight: u64,
     /// Cumulative since start, every reason present.
     pub losses: Vec<(Loss, u64)>,
     pub notes: Vec<(Note, u64)>,
