@@ -157,6 +157,24 @@ pub(crate) mod attributes {
         "`pod`, `docker`, `podman`, `containerd`, `crio`, `ecs`, `lxc`, `systemd`, `slurm`, `user`, `system`, \
          `other`, `unknown`",
     );
+    pub(crate) const VICTIM: Attribute =
+        always("cotenant.victim", "victim", "the tenant whose thread was blocked, as in `tenant`");
+    pub(crate) const CULPRIT: Attribute = always(
+        "cotenant.culprit",
+        "culprit",
+        "the tenant that had what was waited for, as in `tenant`; `device` (an interrupt or a timer), `kernel` (a \
+         kernel thread), `unknown` (nobody was seen)",
+    );
+    pub(crate) const RELATION: Attribute = always(
+        "cotenant.culprit.relation",
+        "relation",
+        "`neighbour` (another tenant), `self`, `device`, `kernel`, `unknown`",
+    );
+    pub(crate) const WAIT_CLASS: Attribute = always(
+        "cotenant.wait.class",
+        "wait_class",
+        "`rm_api_lock`, `gpu_lock`, `reclaim`, `uvm_eviction`, `userspace_lock`, `device`, `other`",
+    );
     pub(crate) const NAMESPACE: Attribute =
         kubernetes("k8s.namespace.name", "k8s_namespace_name", "the pod's namespace");
     pub(crate) const POD: Attribute = kubernetes("k8s.pod.name", "k8s_pod_name", "the pod");

@@ -1,8 +1,10 @@
 //! Owns what a node is at one moment: identities, samples, ledgers, and how two samples become a view.
 //! Refuses IO, clocks and logging: every function is its arguments.
 
+pub mod blame;
 pub mod device;
 pub mod error;
+pub mod excess;
 pub mod ids;
 pub mod node;
 pub mod report;
@@ -15,6 +17,6 @@ pub use cotenant_abi::{Loss, MemoryKind, Note, Operation};
 pub use device::{Absence, DeviceMemory, DeviceSample, GpuProcess, GpuSample, Reading};
 pub use error::CudaError;
 pub use ids::{GpuId, ProcessId};
-pub use node::{Node, Step, Tenants};
+pub use node::{Names, Node, Step};
 pub use tenant::{Tenant, TenantKind};
 pub use wait::{Culprit, WaitClass};

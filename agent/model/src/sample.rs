@@ -239,3 +239,39 @@ pub struct LibraryState {
     /// Why nothing is attached, if so.
     pub refused: Option<String>,
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A process that has done nothing yet.
+    pub(crate) fn process(id: u64) -> ProcessSample {
+        ProcessSample {
+            id: ProcessId(id),
+            tgid: u32::try_from(id).unwrap(),
+            uid: 0,
+            cgroup_id: 1,
+            comm: "tenant".into(),
+            first_seen: 1,
+            ended: None,
+            confidence: Confidence::Complete,
+            before_memory: true,
+            ledger: Vec::new(),
+            calls: Vec::new(),
+            failures: Vec::new(),
+            latency: Vec::new(),
+            waits: Vec::new(),
+            blame: Vec::new(),
+            effort: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_lock_is_wanted_as_the_kernel_says() {
+        let modes = [0, 2, 4, 3, 32].map(LockMode::from_flags);
+        assert_eq!(
+            modes,
+            [LockMode::None, LockMode::Read, LockMode::Write, LockMode::Read, LockMode::Exclusive]
+        );
+    }
+}

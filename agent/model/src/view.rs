@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::blame::{Edge, Share};
 use crate::device::{Absence, CallCost, GpuSample, LibraryFacts, Reading};
+use crate::excess::Excess;
 use crate::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
-use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant};
+use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant, WaitClass};
 
 /// One node at one moment. Rebuilt every tick, immutable afterwards.
 #[derive(Clone, Debug)]
@@ -16,6 +18,8 @@ pub struct View {
     pub started_unix: f64,
     pub gpus: Vec<GpuView>,
     pub tenants: Vec<TenantView>,
+    /// Blocked time of victims by who had what they waited for.
+    pub blame: BTreeMap<Edge, Share>,
     pub agent: AgentView,
 }
 
@@ -46,6 +50,10 @@ pub struct TenantView {
     pub operations: BTreeMap<(GpuRef, Operation), u64>,
     pub failures: BTreeMap<(GpuRef, Operation, CudaError), u64>,
     pub latency: BTreeMap<Operation, Histogram>,
+    /// Blocked time inside driver calls.
+    pub waits: BTreeMap<WaitClass, Histogram>,
+    /// Estimated; never part of `waits`.
+    pub excess: Excess,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +94,7 @@ pub struct AgentView {
     pub resident_bytes: u64,
     pub tick_seconds: f64,
     pub tenants_folded: u64,
+    pub blame_folded: u64,
     /// Who may hold memory that no process list names, when there is such memory. For people, not a label.
     pub holder_candidates: Vec<HolderCandidate>,
     /// Calibrated cost of one probe hit, in seconds, when it was measured.
