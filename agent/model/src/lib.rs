@@ -16,4 +16,4 @@ pub use error::CudaError;
 pub use ids::{GpuId, ProcessId};
 pub use node::{Node, Step, Tenants};
 pub use tenant::{Tenant, TenantKind};
-pub use wait::{Culprit, WaitClass};
+pub use wait::{Classes, Culprit, PatternError, WaitClass};
