@@ -42,16 +42,11 @@ impl Host {
                 None => *slot = Some((symbol.address, symbol.name.to_vec())),
             }
         })?;
-        // A gap without a symbol belongs to the function below it.
-        for at in 1..nearest.len() {
-            if nearest[at].is_none() {
-                nearest[at] = nearest[at - 1].clone();
-            }
-        }
         let name = |address: &u64| {
             let wanted_address = address.saturating_sub(1);
             let at = wanted.binary_search(&wanted_address).ok()?;
-            let (start, name) = nearest[at].as_ref()?;
+            // A gap without a symbol belongs to the function below it.
+            let (start, name) = nearest[..=at].iter().rev().find_map(Option::as_ref)?;
             (wanted_address - start < LONGEST_FUNCTION).then(|| plain(name))
         };
         Ok(addresses.iter().map(name).collect())
@@ -125,9 +120,9 @@ fn hex(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > 16 {
         return None;
     }
-    digits.iter().try_fold(0_u64, |value, digit| {
-        Some(value << 4 | u64::from(char::from(*digit).to_digit(16)?))
-    })
+    digits
+        .iter()
+        .try_fold(0_u64, |value, digit| Some(value << 4 | u64::from(char::from(*digit).to_digit(16)?)))
 }
 
 /// A name as the source has it. A dot is in no C identifier: what follows one was added by the compiler.
@@ -204,11 +199,16 @@ ffffffffc0a03000 r _note_6\t[nvidia]
     #[test]
     fn ranges_end_at_the_next_function_in_whatever_order() {
         let (_root, host) = host(RECORDED);
-        let asked = ["asm_common_interrupt", "handle_softirqs", "rmapiLockAcquire", "os_acquire_rwlock_write"];
+        let asked =
+            ["asm_common_interrupt", "handle_softirqs", "rmapiLockAcquire", "os_acquire_rwlock_write"];
         let ranges = host.text_range(&asked).unwrap();
         assert_eq!(ranges[0], Some((0xffff_ffff_8100_0d40, 0xffff_ffff_8100_0f70)));
         assert_eq!(ranges[1], None);
-        assert_eq!(ranges[2], Some((0xffff_ffff_c0a0_1000, 0xffff_ffff_c0a0_2000)), "its next went by before it");
+        assert_eq!(
+            ranges[2],
+            Some((0xffff_ffff_c0a0_1000, 0xffff_ffff_c0a0_2000)),
+            "its next went by before it"
+        );
         assert_eq!(ranges[3], None, "nothing is above it");
     }
 
