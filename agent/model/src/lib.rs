@@ -4,6 +4,7 @@
 pub mod device;
 pub mod error;
 pub mod ids;
+pub mod kill;
 pub mod node;
 pub mod sample;
 pub mod tenant;
