@@ -7,6 +7,7 @@ mod cgroup;
 mod elf;
 mod error;
 mod facts;
+mod kallsyms;
 mod library;
 mod mappings;
 mod names;
