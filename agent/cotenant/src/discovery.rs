@@ -19,7 +19,7 @@ use cotenant_kernel::{Happening, LibraryId, Probes, Watcher};
 use cotenant_model::sample::LibraryState;
 use tracing::{debug, info, warn};
 
-use crate::registry::Registry;
+use crate::{registry::Registry, reports::Reports};
 
 /// Wait for events this long; also how fast a stop is seen.
 const WAIT: Duration = Duration::from_millis(200);
@@ -49,6 +49,7 @@ pub(crate) struct Discovery {
     probes: Probes,
     registry: Arc<Mutex<Registry>>,
     published: Arc<ArcSwap<Vec<LibraryState>>>,
+    reports: Arc<Mutex<Reports>>,
     libraries: BTreeMap<(u64, u64), Watched>,
     next: u32,
     own_pid: u32,
@@ -61,9 +62,20 @@ impl Discovery {
         probes: Probes,
         registry: Arc<Mutex<Registry>>,
         published: Arc<ArcSwap<Vec<LibraryState>>>,
+        reports: Arc<Mutex<Reports>>,
     ) -> Self {
         let own_pid = std::process::id();
-        Self { host, watcher, probes, registry, published, libraries: BTreeMap::new(), next: 0, own_pid }
+        Self {
+            host,
+            watcher,
+            probes,
+            registry,
+            published,
+            reports,
+            libraries: BTreeMap::new(),
+            next: 0,
+            own_pid,
+        }
     }
 
     /// Until `stop`. Everything is detached when this returns.
@@ -93,6 +105,11 @@ impl Discovery {
                         mapped.insert(pid);
                     }
                     Happening::MappingsLost(_) => lost = true,
+                    Happening::Reported(report) => {
+                        if let Ok(mut reports) = self.reports.lock() {
+                            reports.push(report);
+                        }
+                    }
                     other => self.react(&other),
                 }
             }
@@ -122,7 +139,10 @@ impl Discovery {
             Happening::DuplicateLibrary { goes, stays } => {
                 info!(first = stays.0, second = goes.0, "two libraries seem to share their code");
             }
-            Happening::Mapped { .. } | Happening::MappingsLost(_) | Happening::ProcessEnded { .. } => {}
+            Happening::Mapped { .. }
+            | Happening::MappingsLost(_)
+            | Happening::ProcessEnded { .. }
+            | Happening::Reported(_) => {}
         }
     }
 

@@ -6,8 +6,10 @@ mod discovery;
 mod features;
 mod node;
 mod registry;
+mod reports;
 mod run;
 mod serve;
+mod stacks;
 
 use std::{path::PathBuf, process::ExitCode};
 
