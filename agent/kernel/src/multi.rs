@@ -102,7 +102,8 @@ fn data(map: &Map) -> Option<&MapData> {
         | Map::HashMap(data)
         | Map::PerCpuArray(data)
         | Map::RingBuf(data)
-        | Map::StackTraceMap(data) => Some(data),
+        | Map::StackTraceMap(data)
+        | Map::LruHashMap(data) => Some(data),
         _ => None,
     }
 }

@@ -13,6 +13,11 @@ record! {
     Turn[16] { process: u64, since: u64 }
 }
 
+record! {
+    /// The turn of a thread that is in no traced call, since one that was has woken it. Key of `TURNS`: thread id.
+    Passed[72] { since: u64, before: [Turn; MAX_TURNS] }
+}
+
 pub const WAKER_UNSEEN: u8 = 0;
 /// Woken by a process: `before` says whose turns they were.
 pub const WAKER_PROCESS: u8 = 1;
@@ -22,13 +27,15 @@ pub const WAKER_KERNEL: u8 = 3;
 
 record! {
     /// How a thread in a traced call is off its CPU. Written by the thread, by whoever wakes it, and by the scheduler hooks.
-    Wait[144] {
+    Wait[152] {
         /// Monotonic ns; 0 when not blocked.
         blocked_at: u64,
         /// 0 until somebody wakes it.
         woken_at: u64,
         /// Preempted since; 0 when not.
         ready_at: u64,
+        /// Woken when it did not seem to be blocked: it may have been just about to be.
+        early: u64,
         /// Sums over the thread's traced calls, in ns.
         blocked: u64,
         runnable: u64,

@@ -279,6 +279,7 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
             (*wait).mode = 0;
             (*wait).blocked_at = 0;
             (*wait).ready_at = 0;
+            (*wait).early = 0;
         }
     }
     Some((thread, frame))

@@ -90,9 +90,9 @@ extern "C" fn visit(_: *mut c_void, key: *const LedgerKey, row: *const Ledger, c
             let held = (*census).holders[place];
             // Both are below 2^63: the difference is negative when `left` is larger.
             let swap = atomic::top_bit(held.bytes.wrapping_sub(left.bytes)).wrapping_neg();
-            let (processes, sizes) =
-                ((held.process ^ left.process) & swap, (held.bytes ^ left.bytes) & swap);
-            (*census).holders[place] = Holder { process: held.process ^ processes, bytes: held.bytes ^ sizes };
+            let (processes, sizes) = ((held.process ^ left.process) & swap, (held.bytes ^ left.bytes) & swap);
+            (*census).holders[place] =
+                Holder { process: held.process ^ processes, bytes: held.bytes ^ sizes };
             left = Holder { process: left.process ^ processes, bytes: left.bytes ^ sizes };
         }
     }

@@ -4,7 +4,8 @@
 //! Whose turn: whoever wakes a blocked thread had what it waited for since that one's own turn began, that is since
 //! it was itself woken by a process or, failing that, since its call began. Before that it was the turn of whoever
 //! woke the waker, and so on, [`MAX_TURNS`] back; what is older is nobody's. An interrupt or a kernel thread ends a
-//! wait without taking a turn: a holder that waits for the device goes on holding.
+//! wait without taking a turn: a holder that waits for the device goes on holding. A thread in no traced call has its
+//! turn since a thread in one woke it, if one did, else since ever.
 //!
 //! Relies on raw tracepoints: `sched_switch(bool preempt, task *prev, task *next[, unsigned prev_state])` (the last
 //! since Linux 5.18), `sched_waking(task *)`, `contention_begin(void *lock, unsigned flags)` and
@@ -20,17 +21,22 @@ use aya_ebpf::{
     programs::{RawTracePointContext, tracing::StackIdContext},
 };
 use cotenant_abi::{
-    Blame, BlameKey, Loss, MAX_TURNS, NO_OPERATION, Note, Settings, Thread, Turn, WAKER_DEVICE, WAKER_KERNEL,
-    WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
+    Blame, BlameKey, Loss, MAX_TURNS, NO_OPERATION, Note, Passed, Settings, Thread, Turn, WAKER_DEVICE,
+    WAKER_KERNEL, WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
 };
 
 use crate::{
     atomic,
     calls::{meet, now, sort_into},
-    maps::{BLAME, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, WAITS, histogram, lose, note},
+    maps::{
+        ANY, BLAME, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, TURNS, WAITS, histogram, lose,
+        note,
+    },
 };
 
 const PF_KTHREAD: u32 = 0x0020_0000;
+/// Nanoseconds between a thread's leaving the run queue and the hook that reports it, at most.
+const JUST_BEFORE: u64 = 100_000;
 const WAKER_FRAMES: usize = 32;
 
 /// The thread, if it is in a traced call.
@@ -114,6 +120,13 @@ fn resume(thread: *mut Thread) {
             (*wait).runnable = (*wait).runnable.wrapping_add(now.saturating_sub((*wait).ready_at));
             (*wait).ready_at = 0;
         }
+        let blocked_at = (*wait).blocked_at;
+        if blocked_at != 0 && (*wait).woken_at == 0 && blocked_at.wrapping_sub((*wait).early) < JUST_BEFORE {
+            // Woken between giving up its CPU and the hook that says so: it was ready all the time.
+            (*wait).runnable = (*wait).runnable.wrapping_add(now.saturating_sub(blocked_at));
+            (*wait).blocked_at = 0;
+        }
+        (*wait).early = 0;
         if (*wait).blocked_at != 0 {
             let woken = (*wait).woken_at;
             let end = if woken == 0 { now } else { woken };
@@ -211,22 +224,55 @@ pub fn sched_waking(ctx: RawTracePointContext) -> i32 {
         return 0;
     };
     let Some(victim) = calling(tid) else {
+        pass_turn(&ctx, settings, tid);
         return 0;
     };
     // SAFETY: a live map value.
-    if unsafe { (*victim).wait.blocked_at == 0 || (*victim).wait.woken_at != 0 } {
-        return 0;
+    let wait = unsafe { &raw mut (*victim).wait };
+    // SAFETY: as above.
+    unsafe {
+        if (*wait).blocked_at == 0 {
+            (*wait).early = now();
+            return 0;
+        }
+        if (*wait).woken_at != 0 {
+            return 0;
+        }
     }
-    wake(&ctx, settings, victim);
+    wake(&ctx, settings, wait);
     0
 }
 
+/// A thread in a traced call wakes one that is in none, but may take what it waited for all the same: NVML's callers do.
+#[inline(never)]
+fn pass_turn(ctx: &RawTracePointContext, settings: &Settings, tid: u32) {
+    let Some(own) = calling(bpf_get_current_pid_tgid() as u32) else {
+        return;
+    };
+    if in_interrupt(ctx, settings) {
+        return;
+    }
+    // SAFETY: a live map value.
+    let passed = unsafe {
+        let wait = &raw const (*own).wait;
+        let before = &raw const (*wait).before;
+        Passed {
+            since: now(),
+            before: [
+                Turn { process: (*own).process, since: (*wait).turn },
+                (*before)[0],
+                (*before)[1],
+                (*before)[2],
+            ],
+        }
+    };
+    let _ = TURNS.insert(&tid, &passed, ANY);
+}
+
 #[inline(always)]
-fn wake(ctx: &RawTracePointContext, settings: &Settings, victim: *mut Thread) {
+fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
     let ids = bpf_get_current_pid_tgid();
     let at = now();
-    // SAFETY: a live map value; a thread that is being woken for the first time has one waker.
-    let wait = unsafe { &raw mut (*victim).wait };
     let waker = if ids == 0 || in_interrupt(ctx, settings) {
         WAKER_DEVICE
     } else if kernel_thread(settings) {
@@ -235,7 +281,7 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, victim: *mut Thread) {
         take_turn(wait, ids as u32, (ids >> 32) as u32, at);
         WAKER_PROCESS
     };
-    // SAFETY: as above.
+    // SAFETY: a live map value; a thread that is being woken for the first time has one waker.
     unsafe {
         (*wait).waker = waker;
         (*wait).woken_at = at;
@@ -258,8 +304,19 @@ fn take_turn(wait: *mut Wait, tid: u32, tgid: u32, at: u64) {
                 Some(known) => *known,
                 None => meet(tgid, NO_OPERATION),
             };
-            (*wait).before[0] = Turn { process, since: 0 };
-            (*wait).before[1] = Turn { process: 0, since: 0 };
+            match TURNS.get_ptr(&tid) {
+                Some(passed) => {
+                    let before = &raw const (*passed).before;
+                    (*wait).before[3] = (*before)[2];
+                    (*wait).before[2] = (*before)[1];
+                    (*wait).before[1] = (*before)[0];
+                    (*wait).before[0] = Turn { process, since: (*passed).since };
+                }
+                None => {
+                    (*wait).before[0] = Turn { process, since: 0 };
+                    (*wait).before[1] = Turn { process: 0, since: 0 };
+                }
+            }
         }
         (*wait).turn = at;
     }
