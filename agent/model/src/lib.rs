@@ -13,6 +13,7 @@ pub mod sample;
 pub mod tenant;
 pub mod view;
 pub mod wait;
+pub mod xid;
 
 pub use cotenant_abi::{Loss, MemoryKind, Note, Operation};
 pub use device::{Absence, DeviceMemory, DeviceSample, GpuProcess, GpuSample, Reading};

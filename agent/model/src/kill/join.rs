@@ -98,8 +98,12 @@ impl Kills {
                 continue;
             }
             for draft in &drafts {
-                draft.mark.into_iter().for_each(|at| marks[at] = true);
-                draft.victim.into_iter().for_each(|at| victims[at] = true);
+                if let Some(at) = draft.mark {
+                    marks[at] = true;
+                }
+                if let Some(at) = draft.victim {
+                    victims[at] = true;
+                }
             }
             self.tell(drafts, &mut settled);
         }
@@ -125,7 +129,9 @@ impl Kills {
             let candidates = self.marks.iter().enumerate().filter(|(at, mark)| free[*at] && same(mark));
             let mark =
                 candidates.min_by_key(|(_, mark)| mark.time_ns.abs_diff(victim.time_ns)).map(|(at, _)| at);
-            mark.into_iter().for_each(|at| free[at] = false);
+            if let Some(at) = mark {
+                free[at] = false;
+            }
             drafts.push(draft(mark.map(|at| (at, &self.marks[at])), Some((at, victim)), &tenant_of));
         }
         let alone = self.marks.iter().enumerate().filter(|(at, _)| free[*at]);

@@ -215,7 +215,7 @@ fn c103_a_sigkill_without_an_oom_event_is_not_an_oom_kill() {
     assert_eq!(Death::of(1, 9 * SECOND, sigkill, told), Death::Signal(9), "before the kill");
     assert_eq!(Death::of(1, 1000 * SECOND, sigkill, told), Death::Signal(9), "another life of the PID");
     assert_eq!(Death::of(2, 11 * SECOND, Ending::from_exit_code(137 << 8), told), Death::Exit(137));
-    assert_eq!(Death::of(1, 11 * SECOND, Ending::from_exit_code(0x80 | 11), told), Death::Signal(11));
+    assert_eq!(Death::of(1, 11 * SECOND, Ending::from_exit_code(0x80 | 0x0b), told), Death::Signal(11));
 }
 
 #[test]
