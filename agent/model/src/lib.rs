@@ -3,10 +3,13 @@
 
 pub mod device;
 pub mod error;
+pub mod explain;
 pub mod ids;
+pub mod incident;
 pub mod node;
 pub mod sample;
 pub mod tenant;
+pub mod verdict;
 pub mod view;
 pub mod wait;
 
