@@ -17,6 +17,7 @@ macro_rules! plain {
 }
 
 plain!(
+    u32,
     u64,
     cotenant_abi::Blame,
     cotenant_abi::BlameKey,
@@ -38,5 +39,6 @@ plain!(
     cotenant_abi::PointerKey,
     cotenant_abi::Process,
     cotenant_abi::Settings,
+    cotenant_abi::Thread,
     cotenant_abi::WaitKey,
 );

@@ -2,12 +2,12 @@
 //! Refuses to resolve: processes are ids, GPUs are the kernel side's own numbers.
 
 use cotenant_abi::{
-    EVENT_DUPLICATE_LIBRARY, EVENT_FAILED, EVENT_KILLED, EVENT_PROCESS_ENDED, EVENT_PROCESS_SEEN, EVENT_SLOW,
-    MAX_HOLDERS, Operation,
+    EVENT_DUPLICATE_LIBRARY, EVENT_FAILED, EVENT_KILLED, EVENT_PROCESS_ENDED, EVENT_PROCESS_SEEN,
+    EVENT_RETRIED, EVENT_SLOW, MAX_HOLDERS, Operation,
 };
 use cotenant_model::{
     CudaError, ProcessId,
-    report::{FailedCall, KilledThread, SlowCall},
+    report::{FailedCall, KilledThread, RetriedCall, SlowCall},
     sample::StackId,
 };
 
@@ -19,6 +19,7 @@ pub enum Report {
     Failed { gpu: u8, call: FailedCall },
     Killed(KilledThread),
     Slow { gpu: u8, call: SlowCall },
+    Retried { gpu: u8, call: RetriedCall },
 }
 
 /// Reads integers in order; `None` once the record is too short.
@@ -64,6 +65,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Happening> {
         }
         EVENT_FAILED => failed(id, tgid, fields).map(Happening::Reported),
         EVENT_KILLED => killed(process, tgid, fields).map(Happening::Reported),
+        EVENT_RETRIED => retried(id, fields).map(Happening::Reported),
         EVENT_SLOW => slow(id, tgid, fields).map(Happening::Reported),
         _ => None,
     }
@@ -134,6 +136,12 @@ fn slow(process: ProcessId, tgid: u32, mut fields: Cursor<'_>) -> Option<Report>
         shared,
     };
     Some(Report::Slow { gpu, call })
+}
+
+fn retried(process: ProcessId, mut fields: Cursor<'_>) -> Option<Report> {
+    let (at, bytes, failed_at) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let (operation, gpu) = (Operation::from_tag(fields.u8()?)?, fields.u8()?);
+    Some(Report::Retried { gpu, call: RetriedCall { process, operation, at, failed_at, bytes } })
 }
 
 #[cfg(test)]

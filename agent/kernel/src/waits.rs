@@ -1,16 +1,21 @@
 //! Owns reading waits, blame and effort, and the kernel stacks they refer to.
 //! Refuses classes: frames go out as addresses, each stack once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use aya::maps::{MapData, StackTraceMap};
 use cotenant_abi::{
-    Blame, BlameKey, Effort, EffortKey, Latency, Operation, WAKER_DEVICE, WAKER_KERNEL, WAKER_PROCESS,
-    WaitKey,
+    Blame, BlameKey, Effort, EffortKey, Latency, Operation, Thread, WAKER_DEVICE, WAKER_KERNEL,
+    WAKER_PROCESS, Wait, WaitKey,
 };
 use cotenant_model::{
     ProcessId,
-    sample::{BlameRow, EffortRow, Histogram, LockMode, MapFill, ProcessSample, StackId, WaitRow, Waker},
+    sample::{
+        BlameRow, EffortRow, Histogram, LockMode, MapFill, ProcessSample, StackId, StallRow, WaitRow, Waker,
+    },
 };
 
 use crate::{
@@ -18,11 +23,15 @@ use crate::{
     maps::{Table, take},
 };
 
+/// Nanoseconds from which on a wait that goes on is reported.
+const STALLED: u64 = 1_000_000_000;
+
 /// The maps of the scheduler hooks.
 pub(crate) struct Waits {
     waits: Table<WaitKey, Latency>,
     blame: Table<BlameKey, Blame>,
     effort: Table<EffortKey, Effort>,
+    threads: Table<u32, Thread>,
     stacks: StackTraceMap<MapData>,
     known: BTreeSet<StackId>,
     /// Ended before the last read: nobody is blamed on their account any more.
@@ -42,6 +51,7 @@ impl Waits {
             waits: Table::take(ebpf, "WAITS", size("WAITS"))?,
             blame: Table::take(ebpf, "BLAME", size("BLAME"))?,
             effort: Table::take(ebpf, "EFFORT", size("EFFORT"))?,
+            threads: Table::take(ebpf, "THREADS", size("THREADS"))?,
             stacks,
             known: BTreeSet::new(),
             ended: BTreeSet::new(),
@@ -100,6 +110,34 @@ impl Waits {
             fill(self.effort.name(), effort.len(), self.effort.capacity()),
         ];
         Ok((stacks, fills))
+    }
+
+    /// Threads that have been blocked for [`STALLED`] or longer.
+    pub(crate) fn stalls(&self) -> Result<Vec<StallRow>, KernelError> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now =
+            Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let threads = self.threads.rows()?;
+        let calling = threads.iter().map(|(_, thread)| thread).filter(|thread| thread.depth > 0);
+        let since = |thread: &Thread| {
+            let Wait { blocked_at, woken_at, .. } = thread.wait;
+            (blocked_at != 0 && woken_at == 0).then(|| now.saturating_sub(blocked_at))
+        };
+        let stalled = |thread: &&Thread| since(thread).is_some_and(|ns| ns >= STALLED);
+        let at_work: BTreeSet<u64> =
+            calling.clone().filter(|thread| !stalled(thread)).map(|thread| thread.process).collect();
+        let row = |thread: &Thread| {
+            let mut others = at_work.iter().filter(|process| **process != thread.process);
+            let holder = others.next().filter(|_| others.next().is_none()).map(|process| ProcessId(*process));
+            StallRow {
+                process: ProcessId(thread.process),
+                stack: StackId::new(thread.wait.stack),
+                blocked_ns: since(thread).unwrap_or(0),
+                holder,
+            }
+        };
+        Ok(calling.filter(stalled).map(row).collect())
     }
 
     /// Innermost first.

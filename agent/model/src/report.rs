@@ -63,3 +63,14 @@ pub struct SlowCall {
     /// A call of another process overlapped.
     pub shared: bool,
 }
+
+/// A call succeeded whose like had failed before in the same process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetriedCall {
+    pub process: ProcessId,
+    pub operation: Operation,
+    /// Monotonic ns.
+    pub at: u64,
+    pub failed_at: u64,
+    pub bytes: u64,
+}

@@ -51,6 +51,8 @@ pub struct ProcessSample {
     /// Monotonic ns.
     pub first_seen: u64,
     pub ended: Option<End>,
+    /// Monotonic ns; 0 while it lives.
+    pub ended_at: u64,
     pub confidence: Confidence,
     /// The first call seen was one that comes before any memory: a context's creation, a device's UUID. If the agent
     /// also saw the process map the driver, nothing that is booked was missed, `cuInit` or not.
@@ -111,6 +113,16 @@ pub struct WaitRow {
     pub stack: Option<StackId>,
     pub mode: LockMode,
     pub histogram: Histogram,
+}
+
+/// A thread that is blocked inside a driver call and has not been woken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StallRow {
+    pub process: ProcessId,
+    pub stack: Option<StackId>,
+    pub blocked_ns: u64,
+    /// The only other process with a thread in a driver call that is not blocked so itself, if it is the only one.
+    pub holder: Option<ProcessId>,
 }
 
 /// Who ended waits, or had what was waited for.
@@ -212,6 +224,8 @@ pub struct KernelSample {
     pub stacks: BTreeMap<StackId, Vec<u64>>,
     /// Threads that are in a traced call now.
     pub in_flight: u64,
+    /// Of them, those that have been blocked for long.
+    pub stalls: Vec<StallRow>,
     /// Cumulative since start, every reason present.
     pub losses: Vec<(Loss, u64)>,
     pub notes: Vec<(Note, u64)>,
@@ -254,6 +268,7 @@ pub(crate) mod tests {
             comm: "tenant".into(),
             first_seen: 1,
             ended: None,
+            ended_at: 0,
             confidence: Confidence::Complete,
             before_memory: true,
             ledger: Vec::new(),

@@ -17,6 +17,9 @@ pub const EVENT_KILLED: u32 = 5;
 /// A [`Slow`].
 pub const EVENT_SLOW: u32 = 6;
 
+/// A [`Retried`].
+pub const EVENT_RETRIED: u32 = 7;
+
 record! { Holder[16] { process: u64, bytes: u64 } }
 
 record! {
@@ -96,5 +99,20 @@ record! {
         /// For [`EVENT_DUPLICATE_LIBRARY`]: the library that may go, and the one that stays.
         first: u32,
         second: u32,
+    }
+}
+
+record! {
+    /// A call succeeded whose like had failed before in the same process.
+    Retried[48] {
+        tag: u32,
+        tgid: u32,
+        process: u64,
+        at: u64,
+        bytes: u64,
+        failed_at: u64,
+        operation: u8,
+        gpu: u8,
+        pad: [u8; 6],
     }
 }

@@ -74,7 +74,14 @@ record! {
 }
 record! {
     /// Time on the CPU inside successful calls, in ns: alone on the host, and while another process's call overlapped.
-    Effort[32] { solo_calls: u64, solo_time: u64, shared_calls: u64, shared_time: u64 }
+    Effort[40] {
+        solo_calls: u64,
+        solo_time: u64,
+        shared_calls: u64,
+        shared_time: u64,
+        /// When such a call failed last and none has succeeded since; 0: none.
+        failed_at: u64,
+    }
 }
 
 record! {

@@ -389,7 +389,10 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
     if closed.outermost == 1 {
         if code == 0 {
             let busy = duration.saturating_sub(closed.blocked).saturating_sub(closed.runnable);
-            effort(process, operation, reports::bytes_of(closed), closed.shared, busy);
+            let bytes = reports::bytes_of(closed);
+            if effort(process, operation, bytes, closed.shared, busy) == 1 {
+                reports::retried(process, operation, bytes, gpu);
+            }
         }
         reports::slow(thread, frame, gpu, code, duration);
     }
@@ -410,18 +413,29 @@ fn record(process: u64, operation: u8, duration: u64, gpu: u8, code: u32) {
     }
 }
 
-/// Time on the CPU inside a call that succeeded, apart by whether another process was in a call meanwhile.
-#[inline(never)]
-fn effort(process: u64, operation: u8, bytes: u64, shared: u8, busy: u64) {
+/// The row of calls like this one.
+#[inline(always)]
+pub fn effort_row(process: u64, operation: u8, bytes: u64) -> Option<*mut Effort> {
     let size_bits = (64 - bytes.leading_zeros()) as u8;
     let key = EffortKey { process, operation, size_bits, pad: [0; 6] };
-    if EFFORT.get_ptr(&key).is_none() {
-        let zero = Effort { solo_calls: 0, solo_time: 0, shared_calls: 0, shared_time: 0 };
-        let _ = EFFORT.insert(&key, &zero, NOEXIST);
+    if let Some(row) = EFFORT.get_ptr_mut(&key) {
+        return Some(row);
     }
-    let Some(row) = EFFORT.get_ptr_mut(&key) else {
+    let zero = Effort { solo_calls: 0, solo_time: 0, shared_calls: 0, shared_time: 0, failed_at: 0 };
+    let _ = EFFORT.insert(&key, &zero, NOEXIST);
+    let row = EFFORT.get_ptr_mut(&key);
+    if row.is_none() {
         lose(Loss::EffortMapFull);
-        return;
+    }
+    row
+}
+
+/// Time on the CPU inside a call that succeeded, apart by whether another process was in a call meanwhile. 1 when
+/// such a call had failed before.
+#[inline(never)]
+fn effort(process: u64, operation: u8, bytes: u64, shared: u8, busy: u64) -> u64 {
+    let Some(row) = effort_row(process, operation, bytes) else {
+        return 0;
     };
     // SAFETY: a live map value.
     unsafe {
@@ -432,6 +446,7 @@ fn effort(process: u64, operation: u8, bytes: u64, shared: u8, busy: u64) {
             atomic::add(&raw mut (*row).solo_calls, 1);
             atomic::add(&raw mut (*row).solo_time, busy);
         }
+        u64::from((*row).failed_at != 0)
     }
 }
 

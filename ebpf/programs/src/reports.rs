@@ -7,13 +7,13 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, generated::bpf_for_each_map_elem};
 use cotenant_abi::{
-    Action, ByteRule, Cookie, EVENT_FAILED, EVENT_SLOW, Failed, Frame, Holder, LEDGER_DEVICE_KINDS, Ledger,
-    LedgerKey, MAX_HOLDERS, Note, Slow, Thread,
+    Action, ByteRule, Cookie, EVENT_FAILED, EVENT_RETRIED, EVENT_SLOW, Failed, Frame, Holder,
+    LEDGER_DEVICE_KINDS, Ledger, LedgerKey, MAX_HOLDERS, Note, Retried, Slow, Thread,
 };
 
 use crate::{
     atomic,
-    calls::now,
+    calls::{effort_row, now},
     maps::{EVENTS, LEDGER, PROCESSES, SETTINGS, emit, lose, note},
 };
 
@@ -109,6 +109,10 @@ pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
     if code == DEINITIALIZED || action != Action::Allocate as u8 && action != Action::HandleCreate as u8 {
         return;
     }
+    if let Some(row) = effort_row(process, cookie.operation(), bytes_of(frame)) {
+        // SAFETY: a live map value.
+        unsafe { (*row).failed_at = now() };
+    }
     if !may_report(process) {
         note(Note::FailureUnreported);
         return;
@@ -148,6 +152,29 @@ pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
         holders: census.holders,
     });
     slot.submit(0);
+}
+
+/// A call succeeded whose like had failed.
+#[inline(never)]
+pub fn retried(process: u64, operation: u8, bytes: u64, gpu: u8) {
+    let Some(row) = effort_row(process, operation, bytes) else {
+        return;
+    };
+    // SAFETY: a live map value; two threads at once may both report.
+    let failed_at = unsafe { (*row).failed_at };
+    // SAFETY: as above.
+    unsafe { (*row).failed_at = 0 };
+    emit(Retried {
+        tag: EVENT_RETRIED,
+        tgid: (bpf_get_current_pid_tgid() >> 32) as u32,
+        process,
+        at: now(),
+        bytes,
+        failed_at,
+        operation,
+        gpu,
+        pad: [0; 6],
+    });
 }
 
 /// An outermost call came back after `duration` ns.
