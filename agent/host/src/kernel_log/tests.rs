@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use cotenant_model::GpuId;
-use cotenant_model::kill::{KillLine, OomLine, OomSummary, Scope};
+use cotenant_model::kill::{CgroupKills, Kill, KillLine, Kills, OomLine, OomSummary, Scope};
 use cotenant_model::xid::{PciAddress, XidDetail, XidGpu, XidReport, XidSource};
 
 use super::*;
@@ -370,4 +370,76 @@ fn live_log_does_not_believe_a_forged_kill() {
     let Some(found) = found else { return eprintln!("skipped: the write was rate-limited") };
     assert!(Notice::parse(&found.text, 0).is_some(), "it looks like one");
     assert_eq!((found.facility, found.notice(0)), (1, None));
+}
+
+/// A memory cgroup of 16 MiB with a name that a tenant might choose.
+struct SmallCgroup {
+    path: String,
+    directory: PathBuf,
+}
+
+impl SmallCgroup {
+    fn make() -> Option<Self> {
+        let path = format!("/cotenant-test,task=x,pid=1,uid=0-{}", std::process::id());
+        let hierarchies =
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+        hierarchies.iter().find_map(|(hierarchy, limit)| {
+            let cgroup = Self { path: path.clone(), directory: PathBuf::from(format!("{hierarchy}{path}")) };
+            std::fs::create_dir(&cgroup.directory).ok()?;
+            std::fs::write(cgroup.directory.join(limit), "16M").ok()?;
+            Some(cgroup)
+        })
+    }
+
+    /// Runs `tail /dev/zero` in it, which never stops to take memory; its PID.
+    fn kill_one(&self) -> u32 {
+        let script = r#"echo $$ > "$0/cgroup.procs" && exec tail /dev/zero"#;
+        let mut command = std::process::Command::new("sh");
+        command.arg("-c").arg(script).arg(&self.directory).stdout(std::process::Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        pid
+    }
+}
+
+impl Drop for SmallCgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.directory);
+    }
+}
+
+#[test]
+fn c99_live_kills_are_in_log_and_counter_with_their_cgroup() {
+    let host = Host::live();
+    let (Ok(mut log), Some(cgroup)) = (host.kernel_log(Start::End), SmallCgroup::make()) else {
+        eprintln!("skipped: no access to /dev/kmsg or to memory cgroups");
+        return;
+    };
+    let count = || host.memory_events(&cgroup.path).unwrap().unwrap().oom_kill.unwrap();
+    assert_eq!(count(), 0);
+    let victims: Vec<u32> = (0..5).map(|_| cgroup.kill_one()).collect();
+    assert_eq!(count(), 5);
+    // The kernel leaves summaries out after ten in five seconds: what other tests make die counts as well.
+    let mut summaries = Vec::new();
+    let mut kills = Kills::default();
+    kills.count(CgroupKills { time_ns: 9, cgroup: cgroup.path.clone(), kills: 5 });
+    for record in log.read(10_000).unwrap() {
+        if let Some(Notice::Oom(line)) = record.notice(7) {
+            if let OomLine::Summary(summary) = &line {
+                summaries.push(summary.pid);
+            }
+            kills.log(7, record.sequence, line);
+        }
+    }
+    let settled = kills.settle(u64::MAX, |_, _| None);
+    let kills: Vec<&Kill> = settled.incidents.iter().flat_map(|incident| &incident.kills).collect();
+    let told: Vec<u32> = kills.iter().map(|kill| kill.tgid).filter(|tgid| victims.contains(tgid)).collect();
+    assert_eq!(told, victims);
+    for kill in kills.iter().filter(|kill| victims.contains(&kill.tgid)) {
+        assert_eq!((kill.scope, kill.comm.as_deref()), (Some(Scope::Memcg), Some("tail")));
+        let owner = summaries.contains(&kill.tgid).then_some(cgroup.path.as_str());
+        assert_eq!((kill.limit_owner.as_deref(), kill.task_cgroup.as_deref()), (owner, owner));
+    }
+    assert_eq!((settled.unseen, log.lost(), log.malformed()), (vec![], 0, 0));
 }

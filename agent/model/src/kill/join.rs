@@ -18,6 +18,8 @@ pub struct Kills {
     counters: Vec<CgroupKills>,
     /// Kills that were told, by (time, tgid, tid): a witness that comes late says nothing new.
     told: VecDeque<(u64, u32, u32)>,
+    /// When kills were told whose cgroup nobody knows: a counter that has one more may mean them.
+    placeless: Vec<u64>,
     dropped: u64,
 }
 
@@ -149,6 +151,9 @@ impl Kills {
                 self.told.pop_front();
             }
             self.told.push_back((kill.time_ns, kill.tgid, kill.tid));
+            if kill.task_cgroup.is_none() && self.placeless.len() < Self::MOST {
+                self.placeless.push(kill.time_ns);
+            }
             if kill.agreement == Agreement::Contradicted {
                 settled.contradicted.push(kill);
                 continue;
@@ -206,17 +211,28 @@ impl Kills {
         self.counters = open;
         closed.retain(|counter| counter.kills > 0);
         closed.sort_by_key(|counter| std::cmp::Reverse(counter.cgroup.len()));
-        let mut unseen: Vec<CgroupKills> = Vec::new();
+        // What is left at each cgroup by itself, without those below it.
+        let mut left: Vec<CgroupKills> = Vec::new();
         for mut counter in closed {
-            let within = unseen
-                .iter()
-                .filter(|inner| inner.cgroup != counter.cgroup && is_inside(&inner.cgroup, &counter.cgroup));
-            counter.kills = counter.kills.saturating_sub(within.map(|inner| inner.kills).sum());
-            if counter.kills > 0 {
-                unseen.push(counter);
+            let within = |inner: &&CgroupKills| {
+                inner.cgroup != counter.cgroup && is_inside(&inner.cgroup, &counter.cgroup)
+            };
+            let below = left.iter().filter(within).map(|inner| inner.kills).sum();
+            counter.kills = counter.kills.saturating_sub(below);
+            left.push(counter);
+        }
+        for counter in &mut left {
+            let near = |told: &u64| *told <= counter.time_ns.saturating_add(SECOND);
+            while counter.kills > 0
+                && let Some(at) = self.placeless.iter().position(near)
+            {
+                self.placeless.swap_remove(at);
+                counter.kills -= 1;
             }
         }
-        unseen
+        self.placeless.retain(|told| *told > before_ns);
+        left.retain(|counter| counter.kills > 0);
+        left
     }
 }
 

@@ -151,6 +151,21 @@ fn c101_what_nobody_saw_is_told_once_at_the_innermost_cgroup() {
 }
 
 #[test]
+fn c101_a_kill_without_a_place_is_not_told_again_by_the_counter() {
+    let mut kills = Kills::default();
+    // Rate-limited: no summary, so no cgroup; and the probe was not there.
+    kills.log(10 * SECOND, 5, killed(1));
+    kills.count(counter(11 * SECOND, "/pod1/main", 2));
+    kills.count(counter(11 * SECOND, "/pod1", 2));
+    let settled = kills.settle(LATER, nobody);
+    assert_eq!(one(&settled).task_cgroup, None);
+    assert_eq!(settled.unseen, [counter(11 * SECOND, "/pod1/main", 1)]);
+    // It is not kept for counters to come.
+    kills.count(counter(2 * LATER, "/pod1", 1));
+    assert_eq!(kills.settle(3 * LATER, nobody).unseen, [counter(2 * LATER, "/pod1", 1)]);
+}
+
+#[test]
 fn c101_a_group_is_one_incident() {
     let mut kills = Kills::default();
     let at = |step: u64| 10 * SECOND + step * 1_000_000;
