@@ -15,11 +15,14 @@ use std::{
 use arc_swap::ArcSwap;
 use cotenant_abi::SYMBOLS;
 use cotenant_host::{Host, Library, Mapping, exports, is_libcuda};
-use cotenant_kernel::{Happening, LibraryId, Probes, Watcher};
+use cotenant_kernel::{Happening, LibraryId, Probes, Report, Watcher};
 use cotenant_model::sample::LibraryState;
 use tracing::{debug, info, warn};
 
-use crate::{registry::Registry, reports::Reports};
+use crate::{
+    registry::Registry,
+    reports::{Reported, Reports},
+};
 
 /// Wait for events this long; also how fast a stop is seen.
 const WAIT: Duration = Duration::from_millis(200);
@@ -105,11 +108,7 @@ impl Discovery {
                         mapped.insert(pid);
                     }
                     Happening::MappingsLost(_) => lost = true,
-                    Happening::Reported(report) => {
-                        if let Ok(mut reports) = self.reports.lock() {
-                            reports.push(report);
-                        }
-                    }
+                    Happening::Reported(report) => self.pass_on(report),
                     other => self.react(&other),
                 }
             }
@@ -143,6 +142,18 @@ impl Discovery {
             | Happening::MappingsLost(_)
             | Happening::ProcessEnded { .. }
             | Happening::Reported(_) => {}
+        }
+    }
+
+    fn pass_on(&mut self, report: Report) {
+        let (mut victim, mut trigger) = (None, None);
+        if let Report::Killed(thread) = &report
+            && let Ok(mut registry) = self.registry.lock()
+        {
+            (victim, trigger) = (registry.look(thread.tgid), registry.look(thread.trigger));
+        }
+        if let Ok(mut reports) = self.reports.lock() {
+            reports.push(Reported { report, victim, trigger });
         }
     }
 

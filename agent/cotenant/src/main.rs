@@ -3,6 +3,7 @@
 
 mod config;
 mod discovery;
+mod events;
 mod features;
 mod node;
 mod registry;

@@ -25,6 +25,7 @@ use tracing::warn;
 use crate::{
     config::Config,
     discovery::chain,
+    events::{Events, Tick},
     features::feature,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -40,6 +41,7 @@ pub(crate) struct Ticker {
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
+    pub(crate) events: Events,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
@@ -107,6 +109,21 @@ impl Ticker {
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
         let step = state.node.advance(&kernel, &device, names, now, retention);
+        let reports = self.reports.lock().map(|mut reports| reports.fetch()).unwrap_or_default();
+        let only = match state.known.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        };
+        let events = self.events.observe(Tick {
+            kernel: &kernel,
+            device: &device,
+            tenants: by_process,
+            blame: &step.fresh_blame,
+            reports,
+            stacks: &self.stacks,
+            reader: self.reader.as_ref(),
+            only,
+        });
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -121,6 +138,7 @@ impl Ticker {
             gpus: step.gpus,
             tenants: step.tenants,
             blame: step.blame,
+            events,
             agent: self.agent(kernel, &device, now, state.cost),
         };
         view.agent.blame_folded = step.blame_folded;

@@ -44,7 +44,7 @@ impl Registry {
     }
 
     /// First contact: now, while it lives. `None` when it is gone already.
-    fn look(&mut self, pid: u32) -> Option<Tenant> {
+    pub(crate) fn look(&mut self, pid: u32) -> Option<Tenant> {
         let start = self.host.start(pid).ok()?;
         if let Some((known, tenant)) = self.by_pid.get(&pid)
             && *known == start
@@ -65,6 +65,16 @@ impl Registry {
     /// Of a PID that somebody named.
     pub(crate) fn tenant(&mut self, pid: u32) -> Tenant {
         self.look(pid).unwrap_or_else(|| Tenant::plain(TenantKind::Unknown, "gone"))
+    }
+
+    /// Of a PID that was seen before, whether it still runs or not.
+    pub(crate) fn known(&self, pid: u32) -> Option<Tenant> {
+        self.by_pid.get(&pid).map(|(_, tenant)| tenant.clone())
+    }
+
+    /// Of a cgroup's path, when nothing else is left of a process.
+    pub(crate) fn of_cgroup(&self, path: &str) -> Tenant {
+        identify(&format!("0::{path}\n"), u32::MAX, CgroupView::Host, &self.names).tenant
     }
 
     /// A process made its first traced call.

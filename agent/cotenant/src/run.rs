@@ -25,11 +25,12 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     config::{Config, LogFormat, simulated},
     discovery::{Discovery, chain},
+    events::{Events, Story},
     features,
     node::Ticker,
     registry::Registry,
     reports::Reports,
-    serve::router,
+    serve::{Shared, router},
     stacks::Stacks,
 };
 
@@ -85,6 +86,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let published = Arc::new(ArcSwapOption::empty());
     let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
     let reports = Arc::new(Mutex::new(Reports::default()));
+    let story = Arc::new(Mutex::new(Story::default()));
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
     let mut threads = Vec::new();
     let mut reader = None;
@@ -103,6 +105,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
+        events: Events::new(&host, Arc::clone(&registry), Arc::clone(&story)),
         reports,
         host,
         reader,
@@ -123,7 +126,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let (asked, mut stopping) = tokio::sync::watch::channel(());
-        let server = axum::serve(listener, router(published))
+        let server = axum::serve(listener, router(Shared { published, story }))
             .with_graceful_shutdown(async move {
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
                 let _ = asked.send(());

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use crate::blame::{Edge, Share};
 use crate::device::{Absence, CallCost, GpuSample, LibraryFacts, Reading};
 use crate::excess::Excess;
+use crate::incident::Kind;
+use crate::kill::Scope;
 use crate::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
 use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant, WaitClass};
 
@@ -20,6 +22,7 @@ pub struct View {
     pub tenants: Vec<TenantView>,
     /// Blocked time of victims by who had what they waited for.
     pub blame: BTreeMap<Edge, Share>,
+    pub events: EventsView,
     pub agent: AgentView,
 }
 
@@ -75,6 +78,19 @@ pub struct Residual {
     pub baseline: i64,
     /// What is left: ledger above NVML, or lost events.
     pub drift: i64,
+}
+
+/// What happened, as counters.
+#[derive(Clone, Debug, Default)]
+pub struct EventsView {
+    pub incidents: BTreeMap<Kind, u64>,
+    pub open_incidents: u64,
+    /// By whom it hit and what ran out; `None` where that is not known.
+    pub kills: BTreeMap<(Option<Tenant>, Option<Scope>), u64>,
+    /// Count and last time, in seconds since the Unix epoch.
+    pub xids: BTreeMap<(Option<GpuId>, u32), (u64, f64)>,
+    /// Events for which there was no room.
+    pub lost: u64,
 }
 
 #[derive(Clone, Debug)]
