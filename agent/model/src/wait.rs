@@ -180,7 +180,7 @@ const TABLE: &[(&str, WaitClass)] = &[
     ("locks_lock_inode_wait", WaitClass::UserspaceLock),
     ("fcntl_setlk*", WaitClass::UserspaceLock),
     ("do_lock_file_wait", WaitClass::UserspaceLock),
-    ("__do_semtimedop", WaitClass::UserspaceLock),
+    ("*do_semtimedop", WaitClass::UserspaceLock),
     // Anything else of nvidia.ko, nvidia-uvm.ko and nvidia-modeset.ko.
     ("nvidia_*", WaitClass::Device),
     ("nvUvmInterface*", WaitClass::Device),
