@@ -189,6 +189,17 @@ ffffffffc0a03000 r _note_6\t[nvidia]
     }
 
     #[test]
+    fn a_modules_symbols_may_come_in_any_order() {
+        let (_root, host) = host(RECORDED);
+        let asked = [0xffff_ffff_c0a0_5010];
+        assert_eq!(
+            names(&host.symbolize(&asked).unwrap()),
+            ["os_acquire_rwlock_write"],
+            "two lower ones come after it"
+        );
+    }
+
+    #[test]
     fn an_address_in_no_function_has_no_name() {
         let (_root, host) = host(RECORDED);
         let asked = [0, 1, 0x7f00_1234_5678, u64::MAX, 0xffff_ffff_8260_0000, 0xffff_ffff_8100_0000];

@@ -176,6 +176,11 @@ const TABLE: &[(&str, WaitClass)] = &[
     ("futex_*", WaitClass::UserspaceLock),
     ("__futex_*", WaitClass::UserspaceLock),
     ("do_futex", WaitClass::UserspaceLock),
+    // A file lock or a semaphore: interposers that hand a GPU out take one around the driver's start. fs/locks.c, ipc/sem.c.
+    ("locks_lock_inode_wait", WaitClass::UserspaceLock),
+    ("fcntl_setlk*", WaitClass::UserspaceLock),
+    ("do_lock_file_wait", WaitClass::UserspaceLock),
+    ("*do_semtimedop", WaitClass::UserspaceLock),
     // Anything else of nvidia.ko, nvidia-uvm.ko and nvidia-modeset.ko.
     ("nvidia_*", WaitClass::Device),
     ("nvUvmInterface*", WaitClass::Device),

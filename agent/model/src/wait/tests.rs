@@ -70,6 +70,10 @@ fn an_eviction_below_the_allocator_is_an_eviction() {
         "pmaAllocatePages",
     ];
     assert_eq!(class(&eviction), WaitClass::UvmEviction);
+    assert_eq!(
+        class(&["down_read", "os_acquire_rwlock_read", "_pmaEvictContiguous", "pmaAllocatePages"]),
+        WaitClass::UvmEviction
+    );
     // Which has to scrub what it frees.
     let scrub = [&["_scrubWaitAndSave", "scrubCheckAndWaitForSize"], &eviction[2..]].concat();
     assert_eq!(class(&scrub), WaitClass::Reclaim);
@@ -80,7 +84,7 @@ fn c109_a_futex_is_the_user_space_drivers_lock() {
     let futex = [
         "__schedule",
         "schedule",
-        "futex_wait_queue",
+        "futex_do_wait",
         "__futex_wait",
         "futex_wait",
         "do_futex",
@@ -93,7 +97,13 @@ fn c109_a_futex_is_the_user_space_drivers_lock() {
         Classes::default().class(&["schedule", "futex_wait_queue_me", "futex_wait"]),
         WaitClass::UserspaceLock
     );
-    assert_eq!(Classes::default().class(&["schedule", "do_flock", "__x64_sys_flock"]), WaitClass::Other);
+    // File locks, recorded on Linux 6.18.
+    let flock = ["schedule", "locks_lock_inode_wait", "__do_sys_flock", "do_syscall_64"];
+    assert_eq!(Classes::default().class(&flock), WaitClass::UserspaceLock);
+    let record = ["schedule", "fcntl_setlk", "do_fcntl", "__x64_sys_fcntl", "do_syscall_64"];
+    assert_eq!(Classes::default().class(&record), WaitClass::UserspaceLock);
+    let pipe = ["schedule", "anon_pipe_read", "vfs_read", "ksys_read", "do_syscall_64"];
+    assert_eq!(Classes::default().class(&pipe), WaitClass::Other);
 }
 
 #[test]
