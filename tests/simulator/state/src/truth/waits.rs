@@ -1,11 +1,11 @@
 //! Owns the record of waits: who waited in which call for what, and who held it meanwhile.
 //! Refuses what the driver did not know: a wait without a turn is nobody's.
 
-use std::{collections::HashMap, fs, io, path::Path};
+use std::{collections::HashMap, io, path::Path};
 
 use cotenant_abi::Operation;
 
-use super::{Entry, NO_GPU, entries};
+use super::{Entry, NO_GPU, entries, files};
 use crate::{Sleep, Turn, Waited};
 
 /// What was waited for, spelled as the agent's labels are.
@@ -168,17 +168,13 @@ impl Writer {
     }
 }
 
-/// Every wait of every process of the node, in no order. A wait whose writer was killed amid its record is left out.
+/// Every wait of every process of the node, in no order. Of one that was being written when its process was killed, what
+/// was there is here.
 pub fn waits(node: &Path) -> io::Result<Vec<Wait>> {
     let mut all = Vec::new();
-    for entry in fs::read_dir(node.join("truth"))? {
-        let path = entry?.path();
-        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        if !name.starts_with(Record::PREFIX) {
-            continue;
-        }
+    for (_, _, bytes) in files::<Record>(node)? {
         let mut places: HashMap<u64, usize> = HashMap::new();
-        for record in entries::<Record>(&fs::read(&path)?) {
+        for record in entries::<Record>(&bytes) {
             let Some(class) = Class::from_tag(record.class) else { continue };
             let place = *places.entry(record.wait).or_insert(all.len());
             if place == all.len() {
