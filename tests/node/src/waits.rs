@@ -73,7 +73,7 @@ impl WaitTruth {
             if let Some(operation) = wait.operation {
                 let of = all.calls.entry((wait.pid, operation)).or_default();
                 of.blocked += wait.blocked_ns();
-                of.spun += wait.spin();
+                of.spun += wait.spun;
             }
         }
         all
@@ -137,6 +137,7 @@ mod tests {
             class,
             gpu: None,
             wanted: 90,
+            spun: 10,
             blocked: 100,
             acquired: 500,
             turns,

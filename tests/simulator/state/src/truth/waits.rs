@@ -65,6 +65,7 @@ pub struct Record {
     /// The sequence of the wait's first record.
     pub wait: u64,
     pub wanted: u64,
+    pub spun: u64,
     pub blocked: u64,
     pub acquired: u64,
     pub from: u64,
@@ -82,7 +83,7 @@ pub struct Record {
     pub pad: u32,
 }
 
-const _: () = assert!(size_of::<Record>() == 88);
+const _: () = assert!(size_of::<Record>() == 96);
 
 impl Entry for Record {
     const PREFIX: &'static str = "waits-";
@@ -104,18 +105,16 @@ pub struct Wait {
     pub class: Class,
     pub gpu: Option<u8>,
     pub wanted: u64,
-    /// When spinning ended. Equal to `acquired`: it never blocked.
+    /// Nanoseconds of spinning.
+    pub spun: u64,
+    /// When it fell asleep. Equal to `acquired`: it never blocked.
     pub blocked: u64,
     pub acquired: u64,
     pub turns: Vec<Turn>,
 }
 
 impl Wait {
-    pub fn spin(&self) -> u64 {
-        self.blocked - self.wanted
-    }
-
-    /// From blocking to the release that ended it: what follows is waiting for a processor.
+    /// From falling asleep to the release that ended it: what follows is waiting for a processor.
     pub fn blocked_ns(&self) -> u64 {
         self.turns.iter().map(|turn| turn.to - turn.from).sum()
     }
@@ -136,6 +135,7 @@ impl Writer {
         let whole = Record {
             start: self.start,
             wanted: waited.wanted,
+            spun: waited.spun,
             blocked: waited.blocked,
             acquired: waited.acquired,
             pid: std::process::id(),
@@ -163,7 +163,7 @@ impl Writer {
 
     pub fn sleep(&self, class: Class, operation: Option<Operation>, gpu: Option<usize>, from: u64, to: u64) {
         let device = Turn { pid: 0, thread: 0, from, to };
-        let waited = Waited { wanted: from, blocked: from, acquired: to, turns: vec![device] };
+        let waited = Waited { wanted: from, spun: 0, blocked: from, acquired: to, turns: vec![device] };
         self.lock(class, operation, gpu, &waited);
     }
 }
@@ -186,6 +186,7 @@ pub fn waits(node: &Path) -> io::Result<Vec<Wait>> {
                     class,
                     gpu: (record.gpu != NO_GPU).then_some(record.gpu),
                     wanted: record.wanted,
+                    spun: record.spun,
                     blocked: record.blocked,
                     acquired: record.acquired,
                     turns: Vec::new(),
