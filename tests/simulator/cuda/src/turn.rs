@@ -12,7 +12,7 @@ use std::{
 
 use cotenant_abi::{MemoryKind, Operation};
 use cotenant_sim_state::{
-    Held, LockName, Mode, Sleep, Turn, Waited, monotonic_ns,
+    Held, LockName, Mode, Nap, Sleep, Turn, Waited, asleep, monotonic_ns,
     truth::{Class, effect},
 };
 
@@ -76,7 +76,7 @@ impl UserLock {
         if self.serving.load(Ordering::SeqCst) == ticket {
             return (held, None);
         }
-        let blocked = monotonic_ns();
+        let nap = Nap::begin();
         loop {
             let serving = self.serving.load(Ordering::SeqCst);
             if serving == ticket {
@@ -88,13 +88,11 @@ impl UserLock {
         }
         let acquired = monotonic_ns();
         let ended = self.ended[place(ticket.wrapping_sub(1))].load(Ordering::Acquire);
-        let me = std::process::id();
-        let turns = if ended > blocked {
-            vec![Turn { pid: me, thread: 0, from: blocked, to: ended }]
-        } else {
-            Vec::new()
-        };
-        (held, Some(Waited { wanted, blocked, acquired, turns }))
+        let told = Turn { pid: std::process::id(), thread: 0, from: nap.begun(), to: ended };
+        let told = if ended > nap.begun() { vec![told] } else { Vec::new() };
+        let (blocked, turns) = asleep(told, nap.begun(), nap.slept(), acquired);
+        let spun = nap.begun() - wanted;
+        (held, Some(Waited { wanted, spun, blocked, acquired, turns }))
     }
 }
 
@@ -195,8 +193,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Calibrated: 2 MiB alloc and free 70 us, 30 GB alloc and free 75 ms, more than half of it scrubbing, a failed
-    /// request 7 ms.
+    /// Calibrated: 2 MiB alloc and free 70 us; 30 GB alloc and free 76 ms, 43 of them scrubbing; a failed request 7 ms.
     pub(crate) fn of(operation: Operation, bytes: u64, outcome: Outcome<()>, effects: &Effects) -> Self {
         let call = Duration::from_micros(33);
         if outcome == Err(OUT_OF_MEMORY) {
@@ -212,12 +209,12 @@ impl Cost {
             effects.0.iter().filter(on_device).map(|of| of.bytes).sum()
         };
         let (taken, given) = (bytes.max(moved(effect::CREDIT)), moved(effect::DEBIT));
-        let taking = Duration::from_nanos(taken / 800);
-        let giving = Duration::from_nanos(given / 800);
+        let taking = Duration::from_nanos(taken / 600);
+        let giving = Duration::from_nanos(given / 1_400);
         if taken < SCRUBBED || operation == Operation::MemAllocManaged {
             return Self { busy: call + taking + giving, ..Self::default() };
         }
-        Self { busy: call + taking / 10 + giving, scrub: taking * 9 / 10, ..Self::default() }
+        Self { busy: call + taking / 5 + giving, scrub: taking * 4 / 5, ..Self::default() }
     }
 
     pub(crate) fn init() -> Self {
@@ -230,12 +227,12 @@ impl Cost {
         let mut scrub = scaled(self.scrub);
         while !scrub.is_zero() {
             let piece = scrub.min(SCRUB);
-            asleep(process, operation, gpu, Sleep::Reclaim, piece);
+            sleep(process, operation, gpu, Sleep::Reclaim, piece);
             scrub -= piece;
         }
         let device = scaled(self.device);
         if !device.is_zero() {
-            asleep(process, operation, gpu, Sleep::Device, device);
+            sleep(process, operation, gpu, Sleep::Device, device);
         }
     }
 }
@@ -257,7 +254,7 @@ impl Delay {
     pub(crate) fn pay(self, process: &Process, operation: Operation, gpu: Option<usize>) {
         match self {
             Self::Busy(duration) => busy(duration),
-            Self::Asleep(sleep, duration) => asleep(process, operation, gpu, sleep, duration),
+            Self::Asleep(kind, duration) => sleep(process, operation, gpu, kind, duration),
         }
     }
 }
@@ -269,7 +266,7 @@ fn busy(duration: Duration) {
     }
 }
 
-fn asleep(process: &Process, operation: Operation, gpu: Option<usize>, sleep: Sleep, duration: Duration) {
-    let (from, to) = sleep.wait(duration);
-    process.waits.sleep(sleep.into(), Some(operation), gpu, from, to);
+fn sleep(process: &Process, operation: Operation, gpu: Option<usize>, kind: Sleep, duration: Duration) {
+    let (from, to) = kind.wait(duration);
+    process.waits.sleep(kind.into(), Some(operation), gpu, from, to);
 }

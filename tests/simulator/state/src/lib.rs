@@ -3,13 +3,15 @@
 
 mod holds;
 mod lock;
+mod nap;
 mod node;
 mod queue;
 mod sleeps;
 pub mod truth;
 
 pub use holds::Turn;
-pub use queue::{Held, LockName, Mode, Waited};
+pub use nap::Nap;
+pub use queue::{Held, LockName, Mode, Waited, asleep};
 pub use sleeps::Sleep;
 
 pub use node::{GpuConfig, MAX_GPUS, Node, NodeConfig, NodeError, Process, monotonic_ns, start_time};

@@ -17,6 +17,7 @@ use std::{
 };
 
 use crate::{
+    Nap,
     holds::{Log, Turn, halves, turns},
     monotonic_ns,
 };
@@ -61,7 +62,9 @@ pub(crate) struct Queue {
 #[derive(Clone, Debug)]
 pub struct Waited {
     pub wanted: u64,
-    /// When spinning ended. Equal to `acquired`: it never blocked.
+    /// Nanoseconds of spinning.
+    pub spun: u64,
+    /// When it fell asleep. Equal to `acquired`: it never blocked.
     pub blocked: u64,
     pub acquired: u64,
     pub turns: Vec<Turn>,
@@ -109,36 +112,45 @@ impl Queue {
             if coming {
                 if spun > budget + COURTESY {
                     self.bury();
-                    break Some(monotonic_ns());
+                    break Some(Nap::begin());
                 }
                 std::thread::yield_now();
             } else if spun >= budget {
-                break Some(monotonic_ns());
+                break Some(Nap::begin());
             } else {
                 std::hint::spin_loop();
             }
         };
-        if blocked.is_some() {
-            let place = self.enrol(me);
-            take(file, name, mode, true)?;
-            if mode == Mode::Exclusive {
-                self.taken.store(1, Ordering::Release);
+        let place = match &blocked {
+            Some(_) => {
+                let place = self.enrol(me);
+                take(file, name, mode, true)?;
+                place
             }
-            if let Some(place) = place {
-                self.waiters[place].store(0, Ordering::Release);
-            }
-        } else if mode == Mode::Exclusive {
+            None => None,
+        };
+        let exclusive = mode == Mode::Exclusive;
+        if exclusive {
             self.taken.store(1, Ordering::Release);
         }
+        // Not before: without either, a newcomer would think the lock free.
+        if let Some(place) = place {
+            self.waiters[place].store(0, Ordering::Release);
+        }
         let acquired = monotonic_ns();
-        let exclusive = mode == Mode::Exclusive;
         let number = self.log.open(me, acquired, exclusive);
-        let waited = (!free).then(|| {
-            let blocked = blocked.unwrap_or(acquired);
-            let mut holds = if blocked < acquired { self.log.before(number, blocked) } else { Vec::new() };
-            // Readers do not keep readers out.
-            holds.retain(|hold| exclusive || hold.exclusive);
-            Waited { wanted, blocked, acquired, turns: turns(&holds, blocked, acquired) }
+        let waited = (!free).then(|| match blocked {
+            None => {
+                Waited { wanted, spun: acquired - wanted, blocked: acquired, acquired, turns: Vec::new() }
+            }
+            Some(nap) => {
+                let mut holds = self.log.before(number, nap.begun());
+                // Readers do not keep readers out.
+                holds.retain(|hold| exclusive || hold.exclusive);
+                let turns = turns(&holds, nap.begun(), acquired);
+                let (blocked, turns) = asleep(turns, nap.begun(), nap.slept(), acquired);
+                Waited { wanted, spun: nap.begun() - wanted, blocked, acquired, turns }
+            }
         });
         Ok((Held { queue: self, name, file, mode, number, here: PhantomData }, waited))
     }
@@ -167,6 +179,23 @@ impl Queue {
             }
         }
     }
+}
+
+/// A holder that lost its processor between writing that it releases the lock and doing so.
+const DELAYED_RELEASE: u64 = 100_000;
+
+/// Brings a wait to the length that the thread slept: it fell asleep some time after `begun`, for `slept`.
+pub fn asleep(mut turns: Vec<Turn>, begun: u64, slept: u64, acquired: u64) -> (u64, Vec<Turn>) {
+    let Some(last) = turns.last_mut() else { return (begun, turns) };
+    if begun + slept > last.to + DELAYED_RELEASE {
+        last.to = (begun + slept).min(acquired);
+    }
+    let blocked = begun.max(last.to.saturating_sub(slept));
+    turns.retain_mut(|turn| {
+        turn.from = turn.from.max(blocked);
+        turn.to > turn.from
+    });
+    (blocked, turns)
 }
 
 impl Drop for Held<'_> {
@@ -234,4 +263,22 @@ fn range(file: RawFd, command: i32, kind: i32) -> i32 {
     lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or(0);
     // SAFETY: a descriptor that this thread keeps open, and a lock that outlives the call.
     unsafe { libc::fcntl(file, command, &raw const lock) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_begins_when_the_thread_slept_and_ends_when_it_was_woken() {
+        let turn = |pid, from, to| Turn { pid, thread: pid, from, to };
+        let told = || vec![turn(1, 1_000, 5_000), turn(2, 5_000, 9_000)];
+        // On its way into sleep until 6,000: the first holder had nothing to do with it.
+        assert_eq!(asleep(told(), 1_000, 3_000, 20_000), (6_000, vec![turn(2, 6_000, 9_000)]));
+        // A little more than told is the wake-up's own time.
+        assert_eq!(asleep(told(), 1_000, 8_900, 20_000), (1_000, told()));
+        // Much more: the last one let go later than it wrote.
+        let late = vec![turn(1, 1_000, 5_000), turn(2, 5_000, 201_000)];
+        assert_eq!(asleep(told(), 1_000, 200_000, 900_000), (1_000, late));
+    }
 }

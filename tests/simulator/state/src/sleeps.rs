@@ -3,7 +3,7 @@
 
 use std::{cell::Cell, time::Duration};
 
-use crate::monotonic_ns;
+use crate::{Nap, monotonic_ns};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleep {
@@ -22,18 +22,18 @@ thread_local! {
 impl Sleep {
     pub const ALL: [Self; 3] = [Self::Reclaim, Self::UvmEviction, Self::Device];
 
-    /// Gives when it began and when its timer was due.
+    /// Gives when the thread fell asleep and when its timer was due.
     pub fn wait(self, duration: Duration) -> (u64, u64) {
         if !PUNCTUAL.replace(true) {
             // SAFETY: plain integers. Else the kernel lets a timer be 50 us late.
             unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         }
-        let from = monotonic_ns();
-        let due = from.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
+        let nap = Nap::begin();
+        let due = nap.begun().saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX));
         loop {
             let now = monotonic_ns();
             if now >= due {
-                return (from, due);
+                return (nap.begun().max(due.saturating_sub(nap.slept())), due);
             }
             self.block(Duration::from_nanos(due - now));
         }

@@ -232,16 +232,53 @@ impl ProcessTruth {
 /// Every process's record, in no order.
 pub fn read(node: &Path) -> io::Result<Vec<ProcessTruth>> {
     let mut all = Vec::new();
-    for entry in fs::read_dir(node.join("truth"))? {
-        let path = entry?.path();
-        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        let Some((pid, life)) = name.split_once('-') else { continue };
-        let (Ok(pid), Ok(life)) = (pid.parse(), life.parse()) else { continue };
+    for (pid, life, bytes) in files::<Record>(node)? {
         let mut truth = ProcessTruth { pid, life, ..ProcessTruth::default() };
-        for record in entries::<Record>(&fs::read(&path)?) {
+        for record in entries::<Record>(&bytes) {
             truth.apply(&record);
         }
         all.push(truth);
+    }
+    Ok(all)
+}
+
+/// One traced call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub pid: u32,
+    pub thread: u32,
+    pub operation: Operation,
+    pub start: u64,
+    pub end: u64,
+    pub bytes: u64,
+    pub code: u32,
+}
+
+/// Every call of every process, by process in the order of ending.
+pub fn calls(node: &Path) -> io::Result<Vec<Call>> {
+    let mut all = Vec::new();
+    for (pid, _, bytes) in files::<Record>(node)? {
+        for record in entries::<Record>(&bytes).filter(|record| record.call == 1) {
+            let Some(operation) = Operation::from_tag(record.operation) else { continue };
+            let Record { thread, start, end, bytes, code, .. } = record;
+            all.push(Call { pid, thread, operation, start, end, bytes, code });
+        }
+    }
+    Ok(all)
+}
+
+/// The files of one kind of entry: process, life, what is in it.
+fn files<T: Entry>(node: &Path) -> io::Result<Vec<(u32, u32, Vec<u8>)>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(node.join("truth"))? {
+        let path = entry?.path();
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        let Some((pid, life)) = name.strip_prefix(T::PREFIX).and_then(|name| name.split_once('-')) else {
+            continue;
+        };
+        // The names of another kind have no number here.
+        let (Ok(pid), Ok(life)) = (pid.parse(), life.parse()) else { continue };
+        all.push((pid, life, fs::read(&path)?));
     }
     Ok(all)
 }

@@ -1,11 +1,11 @@
 //! Owns the record of waits: who waited in which call for what, and who held it meanwhile.
 //! Refuses what the driver did not know: a wait without a turn is nobody's.
 
-use std::{collections::HashMap, fs, io, path::Path};
+use std::{collections::HashMap, io, path::Path};
 
 use cotenant_abi::Operation;
 
-use super::{Entry, NO_GPU, entries};
+use super::{Entry, NO_GPU, entries, files};
 use crate::{Sleep, Turn, Waited};
 
 /// What was waited for, spelled as the agent's labels are.
@@ -65,6 +65,7 @@ pub struct Record {
     /// The sequence of the wait's first record.
     pub wait: u64,
     pub wanted: u64,
+    pub spun: u64,
     pub blocked: u64,
     pub acquired: u64,
     pub from: u64,
@@ -82,7 +83,7 @@ pub struct Record {
     pub pad: u32,
 }
 
-const _: () = assert!(size_of::<Record>() == 88);
+const _: () = assert!(size_of::<Record>() == 96);
 
 impl Entry for Record {
     const PREFIX: &'static str = "waits-";
@@ -104,18 +105,16 @@ pub struct Wait {
     pub class: Class,
     pub gpu: Option<u8>,
     pub wanted: u64,
-    /// When spinning ended. Equal to `acquired`: it never blocked.
+    /// Nanoseconds of spinning.
+    pub spun: u64,
+    /// When it fell asleep. Equal to `acquired`: it never blocked.
     pub blocked: u64,
     pub acquired: u64,
     pub turns: Vec<Turn>,
 }
 
 impl Wait {
-    pub fn spin(&self) -> u64 {
-        self.blocked - self.wanted
-    }
-
-    /// From blocking to the release that ended it: what follows is waiting for a processor.
+    /// From falling asleep to the release that ended it: what follows is waiting for a processor.
     pub fn blocked_ns(&self) -> u64 {
         self.turns.iter().map(|turn| turn.to - turn.from).sum()
     }
@@ -136,6 +135,7 @@ impl Writer {
         let whole = Record {
             start: self.start,
             wanted: waited.wanted,
+            spun: waited.spun,
             blocked: waited.blocked,
             acquired: waited.acquired,
             pid: std::process::id(),
@@ -163,22 +163,18 @@ impl Writer {
 
     pub fn sleep(&self, class: Class, operation: Option<Operation>, gpu: Option<usize>, from: u64, to: u64) {
         let device = Turn { pid: 0, thread: 0, from, to };
-        let waited = Waited { wanted: from, blocked: from, acquired: to, turns: vec![device] };
+        let waited = Waited { wanted: from, spun: 0, blocked: from, acquired: to, turns: vec![device] };
         self.lock(class, operation, gpu, &waited);
     }
 }
 
-/// Every wait of every process of the node, in no order. A wait whose writer was killed amid its record is left out.
+/// Every wait of every process of the node, in no order. Of one that was being written when its process was killed, what
+/// was there is here.
 pub fn waits(node: &Path) -> io::Result<Vec<Wait>> {
     let mut all = Vec::new();
-    for entry in fs::read_dir(node.join("truth"))? {
-        let path = entry?.path();
-        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        if !name.starts_with(Record::PREFIX) {
-            continue;
-        }
+    for (_, _, bytes) in files::<Record>(node)? {
         let mut places: HashMap<u64, usize> = HashMap::new();
-        for record in entries::<Record>(&fs::read(&path)?) {
+        for record in entries::<Record>(&bytes) {
             let Some(class) = Class::from_tag(record.class) else { continue };
             let place = *places.entry(record.wait).or_insert(all.len());
             if place == all.len() {
@@ -190,6 +186,7 @@ pub fn waits(node: &Path) -> io::Result<Vec<Wait>> {
                     class,
                     gpu: (record.gpu != NO_GPU).then_some(record.gpu),
                     wanted: record.wanted,
+                    spun: record.spun,
                     blocked: record.blocked,
                     acquired: record.acquired,
                     turns: Vec::new(),
