@@ -50,7 +50,7 @@ pub struct Action {
 }
 
 /// Xids that say that the device, its memory or its link is at fault, or the firmware on it.
-const HARDWARE: &[u32] = &[48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154];
+const HARDWARE: &[u32] = &[48, 62, 63, 64, 74, 79, 92, 94, 95, 110, 119, 120, 140, 143, 154];
 
 /// Xids that a program's own fault makes.
 const PROGRAM: &[u32] = &[13, 31, 43, 69];
@@ -189,18 +189,35 @@ pub(super) fn recommend(incident: &Incident) -> Vec<Action> {
             && incident.kind == Kind::Stall
         {
             let held = incident.culprits.iter().find(|blame| blame.tenant.name == stall.holder);
-            match held {
-                Some(blame) => add(
+            let victim = who(&stall.victim);
+            match (held, stall.holder.as_str()) {
+                (Some(blame), _) => add(
                     Remedy::InspectHolder,
                     Some(&blame.tenant),
                     None,
-                    format!("Look at what {} does in the driver: it holds what {} waits for.", who(&blame.tenant), who(&stall.victim)),
+                    format!(
+                        "Look at what {} does in the driver: it holds what {victim} waits for.",
+                        who(&blame.tenant)
+                    ),
                 ),
-                None => add(
+                (None, "self") => add(
+                    Remedy::InspectHolder,
+                    Some(&stall.victim),
+                    None,
+                    format!("Look at {victim}'s other threads: one of them holds what it waits for."),
+                ),
+                (None, holder) => add(
                     Remedy::CollectDriverState,
                     None,
                     None,
-                    "Collect the kernel log and nvidia-bug-report.sh before anything is restarted: the holder is not a tenant that is known.".to_owned(),
+                    format!(
+                        "Collect the kernel log and nvidia-bug-report.sh before anything is restarted: {}.",
+                        if holder == "device" {
+                            "the device has not answered"
+                        } else {
+                            "no tenant is known to hold it"
+                        }
+                    ),
                 ),
             }
         }
@@ -250,6 +267,7 @@ pub(super) fn recommend(incident: &Incident) -> Vec<Action> {
             ),
         }
     }
+    actions.sort_by_key(|action| action.remedy);
     actions.truncate(ACTIONS);
     actions
 }
@@ -269,7 +287,7 @@ const fn unknown_words(arena: Arena) -> &'static str {
         }
         Arena::Host => "Look at the host's free memory and the pod's memory limit at that time.",
         Arena::Device | Arena::Context => {
-            "See which fact was missing below and why the agent did not have it (/status)."
+            "Find out on /status why the agent did not have the fact that is missing."
         }
     }
 }
