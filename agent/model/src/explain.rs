@@ -362,12 +362,8 @@ fn because(incident: &Incident) -> Vec<String> {
     let mut lines = Vec::new();
     for line in &incident.evidence {
         match line {
-            Evidence::Wait(wait)
-                if !matches!(wait.culprit.as_str(), "self" | "device" | "kernel" | "unknown") =>
-            {
-                if lines.len() < LINES {
-                    lines.push(waker_words(wait));
-                }
+            Evidence::Wait(wait) if lines.len() < LINES && is_neighbour(&wait.culprit) => {
+                lines.push(waker_words(wait));
             }
             Evidence::Failure(failure) if lines.len() < LINES => {
                 lines.push(format!(
@@ -396,6 +392,10 @@ fn because(incident: &Incident) -> Vec<String> {
         ));
     }
     lines
+}
+
+fn is_neighbour(culprit: &str) -> bool {
+    !matches!(culprit, "self" | "device" | "kernel" | "unknown")
 }
 
 fn waker_words(wait: &WaitEvidence) -> String {

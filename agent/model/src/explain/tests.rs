@@ -113,8 +113,7 @@ What to do:
 fn a_neighbour_that_grew_and_a_refusal() {
     let mut incidents = Incidents::new(Rules::default());
     let mut failures = Failures::new(Fold::default());
-    #[allow(clippy::cast_possible_wrap, reason = "a few GiB")]
-    let grown = 25 * GIB as i64;
+    let grown = (25 * GIB).cast_signed();
     let mut observation = observed(T0);
     observation.movements = vec![Movement { tenant: tenant("burst"), gpu: gpu(1), bytes: grown }];
     incidents.observe(&observation);

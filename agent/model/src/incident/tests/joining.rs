@@ -196,8 +196,7 @@ fn c22_who_grew_and_who_shrank_is_on_the_timeline_and_linked_to_the_refusal() {
     let mut world = World::new();
     let mut failures = Failures::new(Fold::default());
     let movement = |name: &str, bytes: i64| Movement { tenant: tenant(name), gpu: gpu(1), bytes };
-    #[allow(clippy::cast_possible_wrap, reason = "a few GiB")]
-    let gib = |n: u64| (n * GIB) as i64;
+    let gib = |n: u64| (n * GIB).cast_signed();
     // "b" gives back 7 GiB while "a" starts, then "c" takes 9 GiB in three steps, and "d" a little.
     world.tick(|observation, _| observation.movements = vec![movement("b", -gib(7))]);
     for _ in 0..3 {
