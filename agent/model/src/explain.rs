@@ -99,18 +99,13 @@ pub fn headline(incident: &Incident) -> String {
         Kind::OomKill => killed(incident),
         Kind::Xid | Kind::XidEcho => faulted(incident),
     };
+    let start = clock(incident.start_unix);
     let when = match incident.end_unix {
-        None => format!("since {} UTC, still open", clock(incident.start_unix)),
-        Some(end) => {
-            format!(
-                "from {} to {} UTC ({})",
-                clock(incident.start_unix),
-                clock(end),
-                duration(incident.seconds())
-            )
-        }
+        None => format!("since {start} UTC, still open"),
+        Some(_) if incident.seconds() < 1.0 => format!("at {start} UTC"),
+        Some(end) => format!("{start} to {} UTC, {}", clock(end), duration(incident.seconds())),
     };
-    format!("{}, {when}.", body.unwrap_or_else(|| format!("Trouble of unknown kind on {}", place(incident))))
+    format!("{} ({when}).", body.unwrap_or_else(|| format!("Trouble of unknown kind on {}", place(incident))))
 }
 
 /// "2 tenants, most of all X" or "X".
@@ -207,9 +202,9 @@ fn refused(incident: &Incident) -> Option<String> {
         1 => String::new(),
         n => format!(" {n} times"),
     };
-    let then = if failure.recovered { " and then got it" } else { "" };
+    let then = if failure.recovered { " and got it on a retry" } else { "" };
     Some(format!(
-        "{} was refused {size}{times}{then} on {}: {}",
+        "{} was refused {size}{times} on {}{then}: {}",
         who(&failure.victim),
         failure.gpu.as_ref().map_or_else(|| reasons::arena_words(&failure.verdict), GpuId::to_string),
         reasons::cause(&failure.verdict),
@@ -367,12 +362,8 @@ fn because(incident: &Incident) -> Vec<String> {
     let mut lines = Vec::new();
     for line in &incident.evidence {
         match line {
-            Evidence::Wait(wait)
-                if !matches!(wait.culprit.as_str(), "self" | "device" | "kernel" | "unknown") =>
-            {
-                if lines.len() < LINES {
-                    lines.push(waker_words(wait));
-                }
+            Evidence::Wait(wait) if lines.len() < LINES && is_neighbour(&wait.culprit) => {
+                lines.push(waker_words(wait));
             }
             Evidence::Failure(failure) if lines.len() < LINES => {
                 lines.push(format!(
@@ -401,6 +392,10 @@ fn because(incident: &Incident) -> Vec<String> {
         ));
     }
     lines
+}
+
+fn is_neighbour(culprit: &str) -> bool {
+    !matches!(culprit, "self" | "device" | "kernel" | "unknown")
 }
 
 fn waker_words(wait: &WaitEvidence) -> String {

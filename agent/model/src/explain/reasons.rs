@@ -157,7 +157,7 @@ fn sentence(why: &Because) -> String {
             format!("A context's size is not told; {} are taken for it.", gib(*bytes))
         }
         Because::HostMemory => {
-            "Pinned memory is the host's: no tenant of the GPU as such is in the way.".to_owned()
+            "Pinned memory is the host's: the memory of the GPU has no part in it.".to_owned()
         }
         Because::BackedByHost => {
             "Managed memory is backed by the host, so the size of the GPU is not its bound.".to_owned()

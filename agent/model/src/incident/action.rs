@@ -3,7 +3,9 @@
 
 use serde::Serialize;
 
-use super::{Evidence, Incident, Kind};
+use super::{
+    Evidence, FailureEvidence, Incident, KillEvidence, Kind, StallEvidence, WaitEvidence, XidEvidence,
+};
 use crate::explain::{self, who};
 use crate::verdict::{Arena, Because, VerdictKind};
 use crate::{GpuId, Tenant, WaitClass};
@@ -11,6 +13,7 @@ use crate::{GpuId, Tenant, WaitClass};
 /// Actions recommended for one incident.
 const ACTIONS: usize = 4;
 
+/// Ordered by which to try first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Remedy {
@@ -27,6 +30,8 @@ pub enum Remedy {
     RaiseLimit,
     /// Restart, or use growable segments.
     Defragment,
+    InspectHolder,
+    CollectDriverState,
     /// Keep memory in the process instead of going to the driver each time.
     UseCachingAllocator,
     /// Another GPU of the same host is far enough.
@@ -34,8 +39,6 @@ pub enum Remedy {
     /// Only another host is far enough.
     SeparateHosts,
     ReduceOversubscription,
-    InspectHolder,
-    CollectDriverState,
     /// A fact is missing: get it.
     Observe,
 }
@@ -49,239 +52,198 @@ pub struct Action {
     pub words: String,
 }
 
-/// Xids that say that the device, its memory or its link is at fault, or the firmware on it.
-const HARDWARE: &[u32] = &[48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154];
+/// Xids that say that the device, its memory, its link or its firmware is at fault.
+const HARDWARE: &[u32] = &[48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143, 154];
 
 /// Xids that a program's own fault makes.
 const PROGRAM: &[u32] = &[13, 31, 43, 69];
 
 pub(super) fn recommend(incident: &Incident) -> Vec<Action> {
+    let of_evidence = incident.evidence.iter().filter_map(|line| match line {
+        Evidence::Xid(xid) if !xid.echo => Some(after_xid(xid)),
+        Evidence::Kill(kill) => Some(after_kill(kill)),
+        Evidence::Failure(failure) => after_failure(failure),
+        // A stall that was not the worst is told among the waits.
+        Evidence::Stall(stall) if incident.kind == Kind::Stall => Some(after_stall(incident, stall)),
+        _ => None,
+    });
     let mut actions: Vec<Action> = Vec::new();
-    let mut add = |remedy, tenant: Option<&Tenant>, gpu: Option<&GpuId>, words: String| {
-        if !actions.iter().any(|known| known.remedy == remedy && known.tenant.as_ref() == tenant) {
-            actions.push(Action { remedy, tenant: tenant.cloned(), gpu: gpu.cloned(), words });
-        }
-    };
-    for line in &incident.evidence {
-        match line {
-            Evidence::Xid(xid) if !xid.echo && HARDWARE.contains(&xid.code) => add(
-                Remedy::ReplaceDevice,
-                None,
-                Some(&xid.gpu),
-                format!(
-                    "Take {} out of service and read the kernel log: Xid {} is the device's, not a tenant's.",
-                    xid.gpu, xid.code
-                ),
-            ),
-            Evidence::Xid(xid) if !xid.echo && PROGRAM.contains(&xid.code) => add(
-                Remedy::DebugProgram,
-                xid.tenant.as_ref(),
-                Some(&xid.gpu),
-                match &xid.tenant {
-                    Some(tenant) => format!(
-                        "Look into {}'s own program: Xid {} is a fault of code that it ran.",
-                        who(tenant),
-                        xid.code
-                    ),
-                    None => format!(
-                        "Find the process in the kernel log's Xid {} line: its program faulted.",
-                        xid.code
-                    ),
-                },
-            ),
-            Evidence::Xid(xid) if !xid.echo => add(
-                Remedy::Observe,
-                xid.tenant.as_ref(),
-                Some(&xid.gpu),
-                format!(
-                    "Look up Xid {} in NVIDIA's catalogue: whose fault it is cannot be said from the code alone.",
-                    xid.code
-                ),
-            ),
-            Evidence::Kill(kill) => add(
-                Remedy::RaiseHostLimit,
-                Some(&kill.victim),
-                None,
-                match (&kill.limit_owner, kill.host_pinned) {
-                    (Some(owner), pinned) => format!(
-                        "Raise memory.max of {} or make {} use less host memory{}.",
-                        explain::clean(owner),
-                        who(&kill.victim),
-                        pinned_words(pinned)
-                    ),
-                    (None, pinned) => {
-                        format!(
-                            "Make {} use less host memory, or give it a host with more{}.",
-                            who(&kill.victim),
-                            pinned_words(pinned)
-                        )
-                    }
-                },
-            ),
-            _ => {}
+    for action in of_evidence.chain(after_waits(incident)) {
+        let same = |known: &Action| known.remedy == action.remedy && known.tenant == action.tenant;
+        if !actions.iter().any(same) {
+            actions.push(action);
         }
     }
-    for line in &incident.evidence {
-        if let Evidence::Failure(failure) = line {
-            let verdict = &failure.verdict;
-            let victim = &failure.victim;
-            let gpu = failure.gpu.as_ref();
-            match verdict.kind {
-                VerdictKind::Neighbour => {
-                    if let Some((culprit, _)) = verdict.culprits().first() {
-                        add(
-                            Remedy::CapNeighbour,
-                            Some(culprit),
-                            gpu,
-                            format!(
-                                "Cap {}'s memory (MPS limit, framework fraction) or move it or {} to another GPU.",
-                                who(culprit),
-                                who(victim)
-                            ),
-                        );
-                    }
-                }
-                VerdictKind::Own
-                    if verdict.because.iter().any(|why| matches!(why, Because::OwnCache { .. })) =>
-                {
-                    add(
-                        Remedy::TrimCache,
-                        Some(victim),
-                        gpu,
-                        format!(
-                            "Let {} trim its pools (cuMemPoolTrimTo, a lower release threshold).",
-                            who(victim)
-                        ),
-                    )
-                }
-                VerdictKind::Own | VerdictKind::Impossible => add(
-                    Remedy::ShrinkSelf,
-                    Some(victim),
-                    gpu,
-                    format!(
-                        "Give {} a smaller batch or model part, offload, or a larger GPU: no neighbour is in its way.",
-                        who(victim)
-                    ),
-                ),
-                VerdictKind::Limit => add(
-                    Remedy::RaiseLimit,
-                    Some(victim),
-                    gpu,
-                    format!("Raise {}'s limit or make it hold less.", who(victim)),
-                ),
-                VerdictKind::Fragmentation => add(
-                    Remedy::Defragment,
-                    Some(victim),
-                    gpu,
-                    format!(
-                        "Look for a limit on {} that was not declared (MPS cap); if there is none, restart it or let it use expandable segments.",
-                        who(victim)
-                    ),
-                ),
-                VerdictKind::Unknown => {
-                    add(Remedy::Observe, Some(victim), gpu, unknown_words(verdict.arena).to_owned())
-                }
-            }
-        }
-    }
-    for line in &incident.evidence {
-        if let Evidence::Stall(stall) = line
-            && incident.kind == Kind::Stall
-        {
-            let held = incident.culprits.iter().find(|blame| blame.tenant.name == stall.holder);
-            match held {
-                Some(blame) => add(
-                    Remedy::InspectHolder,
-                    Some(&blame.tenant),
-                    None,
-                    format!("Look at what {} does in the driver: it holds what {} waits for.", who(&blame.tenant), who(&stall.victim)),
-                ),
-                None => add(
-                    Remedy::CollectDriverState,
-                    None,
-                    None,
-                    "Collect the kernel log and nvidia-bug-report.sh before anything is restarted: the holder is not a tenant that is known.".to_owned(),
-                ),
-            }
-        }
-    }
-    if let Some((culprit, victim, class)) = top_wait(incident) {
-        let (culprit_name, victim_name) = (who(culprit), who(victim));
-        match class {
-            WaitClass::RmApiLock => {
-                add(
-                    Remedy::UseCachingAllocator,
-                    Some(culprit),
-                    None,
-                    format!(
-                        "Let {culprit_name} keep its memory instead of returning it to the driver each time (caching allocator, pool release threshold); the same helps {victim_name}."
-                    ),
-                );
-                add(
-                    Remedy::SeparateHosts,
-                    Some(victim),
-                    None,
-                    format!(
-                        "If that cannot be, put {victim_name} on another host: the lock is one for all GPUs of this one."
-                    ),
-                );
-            }
-            WaitClass::GpuLock | WaitClass::Reclaim | WaitClass::Device => add(
-                Remedy::SeparateGpus,
-                Some(victim),
-                None,
-                format!("Put {victim_name} and {culprit_name} on different GPUs."),
-            ),
-            WaitClass::UvmEviction => add(
-                Remedy::ReduceOversubscription,
-                Some(culprit),
-                None,
-                format!(
-                    "Let {culprit_name} use less managed memory: the GPU evicts pages to make room for it."
-                ),
-            ),
-            WaitClass::UserspaceLock | WaitClass::Other => add(
-                Remedy::InspectHolder,
-                Some(culprit),
-                None,
-                format!(
-                    "Look at what {culprit_name} does while {victim_name} waits: the lock is not one of the kernel driver's."
-                ),
-            ),
-        }
-    }
+    actions.sort_by_key(|action| action.remedy);
     actions.truncate(ACTIONS);
     actions
 }
 
-fn pinned_words(pinned: Option<u64>) -> String {
-    match pinned {
+fn action(remedy: Remedy, tenant: Option<&Tenant>, gpu: Option<&GpuId>, words: String) -> Action {
+    Action { remedy, tenant: tenant.cloned(), gpu: gpu.cloned(), words }
+}
+
+fn after_xid(xid: &XidEvidence) -> Action {
+    let (gpu, code, tenant) = (&xid.gpu, xid.code, xid.tenant.as_ref());
+    if HARDWARE.contains(&code) {
+        let words = format!(
+            "Take {gpu} out of service and read the kernel log: Xid {code} is the device's, not a tenant's."
+        );
+        return action(Remedy::ReplaceDevice, None, Some(gpu), words);
+    }
+    if PROGRAM.contains(&code) {
+        let words = match tenant {
+            Some(tenant) => {
+                format!("Look into {}'s own program: Xid {code} is a fault of code that it ran.", who(tenant))
+            }
+            None => {
+                format!("Find the process in the kernel log's Xid {code} line: its program faulted.")
+            }
+        };
+        return action(Remedy::DebugProgram, tenant, Some(gpu), words);
+    }
+    let words = format!(
+        "Look up Xid {code} in NVIDIA's catalogue: whose fault it is cannot be said from the code alone."
+    );
+    action(Remedy::Observe, tenant, Some(gpu), words)
+}
+
+fn after_kill(kill: &KillEvidence) -> Action {
+    let victim = who(&kill.victim);
+    let pinned = match kill.host_pinned {
         Some(0) | None => String::new(),
         Some(bytes) => format!(" ({} of it was pinned for the GPU)", explain::gib(bytes)),
+    };
+    let words = match &kill.limit_owner {
+        Some(owner) => format!(
+            "Raise memory.max of {} or make {victim} use less host memory{pinned}.",
+            explain::clean(owner)
+        ),
+        None => format!("Make {victim} use less host memory, or give it a host with more{pinned}."),
+    };
+    action(Remedy::RaiseHostLimit, Some(&kill.victim), None, words)
+}
+
+fn after_failure(failure: &FailureEvidence) -> Option<Action> {
+    let verdict = &failure.verdict;
+    let victim = who(&failure.victim);
+    let (remedy, words) = match verdict.kind {
+        VerdictKind::Neighbour => {
+            let culprit = verdict.culprits().first()?.0.clone();
+            let words = format!(
+                "Cap {}'s memory (MPS limit, framework fraction) or move it or {victim} to another GPU.",
+                who(&culprit)
+            );
+            return Some(action(Remedy::CapNeighbour, Some(&culprit), failure.gpu.as_ref(), words));
+        }
+        VerdictKind::Own if verdict.because.iter().any(|why| matches!(why, Because::OwnCache { .. })) => {
+            let words = format!("Let {victim} trim its pools (cuMemPoolTrimTo, a lower release threshold).");
+            (Remedy::TrimCache, words)
+        }
+        VerdictKind::Own | VerdictKind::Impossible => (
+            Remedy::ShrinkSelf,
+            match verdict.arena {
+                Arena::Host => format!("Let {victim} pin less host memory: no neighbour is in its way."),
+                _ => format!(
+                    "Give {victim} a smaller batch or model part, offload, or a larger GPU: no neighbour is in its way."
+                ),
+            },
+        ),
+        VerdictKind::Limit => (Remedy::RaiseLimit, format!("Raise {victim}'s limit or make it hold less.")),
+        VerdictKind::Fragmentation => (
+            Remedy::Defragment,
+            format!(
+                "Look for a limit on {victim} that was not declared (MPS cap); if there is none, restart it or let it use expandable segments."
+            ),
+        ),
+        VerdictKind::Unknown => (
+            Remedy::Observe,
+            match verdict.arena {
+                Arena::Managed => "Look at the host's memory: managed memory is backed by it.",
+                Arena::Mapping => {
+                    "Look at the process's address space and its limits: the call takes no device memory."
+                }
+                Arena::Host => "Look at the host's free memory and the tenant's memory limit at that time.",
+                Arena::Device | Arena::Context => {
+                    "Find out on /status why the agent did not have the fact that is missing."
+                }
+            }
+            .to_owned(),
+        ),
+    };
+    Some(action(remedy, Some(&failure.victim), failure.gpu.as_ref(), words))
+}
+
+fn after_stall(incident: &Incident, stall: &StallEvidence) -> Action {
+    let victim = who(&stall.victim);
+    let holder = incident.culprits.iter().find(|blame| blame.tenant.name == stall.holder);
+    if let Some(blame) = holder {
+        let words = format!(
+            "Look at what {} does in the driver: it holds what {victim} waits for.",
+            who(&blame.tenant)
+        );
+        return action(Remedy::InspectHolder, Some(&blame.tenant), None, words);
+    }
+    if stall.holder == "self" {
+        let words = format!("Look at {victim}'s other threads: one of them holds what it waits for.");
+        return action(Remedy::InspectHolder, Some(&stall.victim), None, words);
+    }
+    let why = match stall.holder.as_str() {
+        "device" => "the device has not answered",
+        _ => "no tenant is known to hold it",
+    };
+    let words =
+        format!("Collect the kernel log and nvidia-bug-report.sh before anything is restarted: {why}.");
+    action(Remedy::CollectDriverState, None, None, words)
+}
+
+/// By the class of the most waiting.
+fn after_waits(incident: &Incident) -> Vec<Action> {
+    let Some((culprit, wait)) = top_wait(incident) else { return Vec::new() };
+    let (name, victim) = (who(culprit), who(&wait.victim));
+    let on_culprit = |remedy, words| vec![action(remedy, Some(culprit), None, words)];
+    match wait.class {
+        WaitClass::RmApiLock => vec![
+            action(
+                Remedy::UseCachingAllocator,
+                Some(culprit),
+                None,
+                format!(
+                    "Let {name} keep its memory instead of returning it to the driver each time (caching allocator, pool release threshold); the same helps {victim}."
+                ),
+            ),
+            action(
+                Remedy::SeparateHosts,
+                Some(&wait.victim),
+                None,
+                format!(
+                    "If that cannot be, put {victim} on another host: the lock is one for all GPUs of this one."
+                ),
+            ),
+        ],
+        WaitClass::GpuLock | WaitClass::Reclaim | WaitClass::Device => vec![action(
+            Remedy::SeparateGpus,
+            Some(&wait.victim),
+            None,
+            format!("Put {victim} and {name} on different GPUs."),
+        )],
+        WaitClass::UvmEviction => on_culprit(
+            Remedy::ReduceOversubscription,
+            format!("Let {name} use less managed memory: the GPU evicts pages to make room for it."),
+        ),
+        WaitClass::UserspaceLock | WaitClass::Other => on_culprit(
+            Remedy::InspectHolder,
+            format!(
+                "Look at what {name} does while {victim} waits: the lock is not one of the kernel driver's."
+            ),
+        ),
     }
 }
 
-const fn unknown_words(arena: Arena) -> &'static str {
-    match arena {
-        Arena::Managed => "Look at the host's memory: managed memory is backed by it.",
-        Arena::Mapping => {
-            "Look at the process's address space and its limits: the call takes no device memory."
-        }
-        Arena::Host => "Look at the host's free memory and the pod's memory limit at that time.",
-        Arena::Device | Arena::Context => {
-            "See which fact was missing below and why the agent did not have it (/status)."
-        }
-    }
-}
-
-/// The neighbour, victim and class of the most waiting.
-fn top_wait(incident: &Incident) -> Option<(&Tenant, &Tenant, WaitClass)> {
+fn top_wait(incident: &Incident) -> Option<(&Tenant, &WaitEvidence)> {
     incident.evidence.iter().find_map(|line| {
         let Evidence::Wait(wait) = line else { return None };
-        let blame = incident
-            .culprits
-            .iter()
-            .find(|blame| blame.tenant.name == wait.culprit && blame.tenant != wait.victim)?;
-        Some((&blame.tenant, &wait.victim, wait.class))
+        let blame = incident.culprits.iter().find(|blame| blame.tenant.name == wait.culprit)?;
+        Some((&blame.tenant, wait))
     })
 }

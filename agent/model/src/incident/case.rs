@@ -128,6 +128,9 @@ impl Case {
     pub(super) fn book_waits(&mut self, victim: &Tenant, taken: Taken, share: f64) {
         let Taken { start, end, rows, .. } = taken;
         let victim = self.add_span(victim, Span { start, end, peak_share: share });
+        // Largest first: where there are too many to tell apart, the small ones are summed.
+        let mut rows: Vec<_> = rows.into_iter().collect();
+        rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds).then_with(|| a.0.cmp(&b.0)));
         for ((source, class), sum) in rows {
             self.add_wait((victim.clone(), source, class), &sum);
         }

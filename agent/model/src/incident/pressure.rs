@@ -110,20 +110,29 @@ impl Account {
         taken
     }
 
-    /// The neighbours that made at least `part` of what neighbours made, and the GPUs of what is not yet taken.
-    pub(super) fn chief(&self, part: f64) -> (Vec<Tenant>, BTreeSet<GpuId>) {
-        let mut by_tenant: BTreeMap<&Tenant, f64> = BTreeMap::new();
+    /// What no incident has taken yet: its neighbours by the part that each made, and the GPUs.
+    pub(super) fn fresh(&self) -> Fresh {
+        let mut by_tenant: BTreeMap<Tenant, f64> = BTreeMap::new();
         let mut gpus = BTreeSet::new();
         for ((source, _), sum) in self.parts.iter().flat_map(|part| &part.rows) {
             if let Some(tenant) = source.neighbour() {
-                *by_tenant.entry(tenant).or_default() += sum.seconds;
+                *by_tenant.entry(tenant.clone()).or_default() += sum.seconds;
                 gpus.extend(sum.gpus.iter().cloned());
             }
         }
         let total: f64 = by_tenant.values().sum();
-        let chief = by_tenant.into_iter().filter(|(_, seconds)| *seconds >= total * part);
-        (chief.map(|(tenant, _)| tenant.clone()).collect(), gpus)
+        Fresh {
+            neighbours: by_tenant.into_iter().map(|(name, seconds)| (name, seconds / total)).collect(),
+            gpus,
+        }
     }
+}
+
+/// The neighbours in what was not yet taken.
+#[derive(Clone, Debug)]
+pub(super) struct Fresh {
+    pub(super) neighbours: Vec<(Tenant, f64)>,
+    pub(super) gpus: BTreeSet<GpuId>,
 }
 
 /// All windows.

@@ -126,18 +126,19 @@ impl Incidents {
         let Some(account) = self.pressure.account(key) else { return };
         let reading = account.read(self.now, rules.window_seconds);
         let presses = reading.share >= rules.open_share && reading.seconds >= rules.open_seconds;
-        let (chief, gpus) = account.chief(CHIEF_PART);
+        let fresh = account.fresh();
         let booked_in = self
             .by_place
             .get(place)
             .copied()
             .filter(|id| self.open.get(id).is_some_and(|case| case.has_waits_of(victim)));
-        let id = if presses && !chief.is_empty() {
+        let id = if presses && !fresh.neighbours.is_empty() {
             let mut places = BTreeSet::from([place.clone()]);
             if !matches!(place, Place::HostLock) {
-                places.extend(gpus.into_iter().map(Place::Gpu));
+                places.extend(fresh.gpus.into_iter().map(Place::Gpu));
             }
-            let pairs = chief.iter().filter_map(|culprit| pair(victim, culprit)).collect();
+            let chief = fresh.neighbours.iter().filter(|(_, part)| *part >= CHIEF_PART);
+            let pairs = chief.filter_map(|(culprit, _)| pair(victim, culprit)).collect();
             self.join(Ties { places, pairs }, period.at_unix - period.elapsed, period.at_unix, changes)
         } else {
             booked_in
@@ -149,7 +150,7 @@ impl Incidents {
         if let Some(taken) = account.take() {
             let start_unix = taken.start_unix;
             case.book_waits(victim, taken, reading.share);
-            if presses || reading.share >= rules.keep_share && !chief.is_empty() {
+            if presses || reading.share >= rules.keep_share && !fresh.neighbours.is_empty() {
                 case.keep(period.now, period.at_unix, start_unix);
             }
         }
@@ -319,12 +320,17 @@ impl Incidents {
         let rules = self.rules;
         let mut quiet = Vec::new();
         for (id, case) in &mut self.open {
-            if case.named.insert(case.kind()) {
-                *self.totals.entry(case.kind()).or_default() += 1;
-            }
             if self.now - case.kept >= rules.quiet_seconds {
                 quiet.push(*id);
                 continue;
+            }
+            // Nothing new: its name stands, and later steps have nothing to do with what was.
+            if case.kept < self.now {
+                continue;
+            }
+            let kind = case.kind();
+            if case.named.insert(kind) {
+                *self.totals.entry(kind).or_default() += 1;
             }
             let from = case.start_unix - rules.lookback_seconds;
             let to = case.last_unix.min(at_unix);

@@ -193,9 +193,14 @@ fn short_of_room(short: &Short<'_>, because: &mut Vec<Because>) -> Decision {
                 because.push(Because::Unattributed { bytes });
                 (VerdictKind::Unknown, Certainty::Low)
             }
-            (Some(held), nobodys) => {
+            (Some(held), nobodys) if room.saturating_add(held) >= needed => {
                 own_evidence(ask, held, because);
                 (VerdictKind::Own, if nobodys.is_some() { Certainty::High } else { Certainty::Medium })
+            }
+            // Not even all that is known to be held would have made the room.
+            (Some(held), _) => {
+                own_evidence(ask, held, because);
+                (VerdictKind::Unknown, Certainty::Low)
             }
             (None, _) => {
                 because.push(Because::Missing { what: MissingFact::OwnHeld });
@@ -263,8 +268,8 @@ fn own_evidence(ask: &Ask, held: u64, because: &mut Vec<Because>) {
         because.push(Because::OwnCache { bytes });
     }
     if let Some(process) = ask.process {
-        let bytes: u64 =
-            ask.own_processes.iter().filter(|(id, _)| *id != process).map(|(_, bytes)| *bytes).sum();
+        let siblings = ask.own_processes.iter().filter(|(id, _)| *id != process);
+        let bytes = siblings.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
         if bytes > 0 {
             because.push(Because::OwnSiblings { bytes });
         }
