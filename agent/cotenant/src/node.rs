@@ -109,12 +109,13 @@ impl Ticker {
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
         let step = state.node.advance(&kernel, &device, names, now, retention);
-        let reports = self.reports.lock().map(|mut reports| reports.fetch()).unwrap_or_default();
+        let (reports, unfetched) =
+            self.reports.lock().map(|mut reports| (reports.fetch(), reports.dropped())).unwrap_or_default();
         let only = match state.known.as_slice() {
             [only] => Some(only),
             _ => None,
         };
-        let events = self.events.observe(Tick {
+        let mut events = self.events.observe(Tick {
             kernel: &kernel,
             device: &device,
             tenants: by_process,
@@ -124,6 +125,7 @@ impl Ticker {
             reader: self.reader.as_ref(),
             only,
         });
+        events.lost += unfetched;
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {

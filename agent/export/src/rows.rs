@@ -4,6 +4,7 @@
 mod agent;
 mod blame;
 mod device;
+mod events;
 mod tenant;
 
 use std::time::Duration;
@@ -92,6 +93,7 @@ pub fn rows(view: &View) -> Vec<Row> {
     agent::write(&mut sheet, view);
     blame::write(&mut sheet, view);
     device::write(&mut sheet, view);
+    events::write(&mut sheet, view);
     tenant::write(&mut sheet, view);
     sheet.finish()
 }

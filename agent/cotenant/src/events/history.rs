@@ -55,10 +55,6 @@ impl History {
             .collect()
     }
 
-    pub(super) fn now(&self) -> &Holdings {
-        &self.now
-    }
-
     /// How holdings changed over the window; `None` while there is none.
     pub(super) fn growth(&self) -> Option<BTreeMap<(Tenant, GpuId), i64>> {
         let (_, oldest) = self.past.front()?;

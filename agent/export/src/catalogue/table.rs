@@ -6,10 +6,11 @@
 use super::Stability::{Development, Stable};
 use super::attributes::{
     ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
-    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FUNCTION, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_NAME,
-    HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP,
-    MEMORY_KIND, NAMESPACE, NOTE, OPERATION, PART, POD, READING, RELATION, SYMBOL_STATE, TENANT, TENANT_KIND,
-    THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS,
+    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FUNCTION, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID,
+    HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION,
+    LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION, PART,
+    POD, READING, RELATION, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS,
+    XID,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -51,6 +52,10 @@ catalogue! {
     AgentCpu: Counter Development Unit::SECONDS, "cotenant.agent.cpu", "cotenant_agent_cpu_seconds_total", [], "1",
         "CPU time of the agent itself in seconds, user and system, from the kernel. Exact to a clock tick. Probe traps \
          are charged to the traced process and are not in here.";
+    AgentEventsLost: Counter Development Unit::count("{event}"), "cotenant.agent.events_lost",
+        "cotenant_agent_events_lost_total", [], "1",
+        "Failed allocations, waits and reports for which the agent had no room when it looked for incidents. Counters of \
+         memory, waits and failures are not touched by this.";
     AgentFeature: Gauge Development Unit::STATE, "cotenant.agent.feature.state", "cotenant_agent_feature_state",
         [FEATURE, FEATURE_STATE], "features x 5",
         "1 for the state that a capability of this agent is in on this host, 0 for the others. The reason is on /status.";
@@ -214,6 +219,22 @@ catalogue! {
         "cotenant_gpu_tenant_utilization_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "Share of time in which kernels of a tenant ran on the GPU, 0 to 1, from NVML's process samples. About a second \
          old; busy processes can be missing, and then so is the series.";
+    XidErrors: Counter Development Unit::count("{fault}"), "cotenant.gpu.xid.errors", "cotenant_gpu_xid_errors_total",
+        [HW_ID_OR_UNKNOWN, XID], "512",
+        "Xid faults of a GPU since the agent came, by code, from the kernel's log; the follow-ups of a fault are in here.";
+    XidLast: Gauge Development Unit::SECONDS, "cotenant.gpu.xid.last_seen", "cotenant_gpu_xid_last_seen_seconds",
+        [HW_ID_OR_UNKNOWN, XID], "512",
+        "When this Xid was last seen on the GPU, in seconds since the Unix epoch.";
+    IncidentsOpen: UpDownCounter Development Unit::count("{incident}"), "cotenant.incidents.open",
+        "cotenant_incidents_open", [], "1",
+        "Incidents that go on now. They are on /api/v1/incidents, in words.";
+    Incidents: Counter Stable Unit::count("{incident}"), "cotenant.incidents", "cotenant_incidents_total",
+        [INCIDENT_KIND], "7",
+        "Incidents since the agent came, by kind. One that turns out worse than it began counts under each of its names.";
+    OomKills: Counter Stable Unit::count("{process}"), "cotenant.oom.kills", "cotenant_oom_kills_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, OOM_SCOPE], "1024",
+        "Processes of a tenant that the kernel killed for memory, GPU users or not, by what ran out. Goes on over restarts \
+         of the tenant. A SIGKILL by somebody else is not in here.";
     Energy: Counter Development Unit::JOULES, "hw.energy", "hw_energy_joules_total", [HW_ID, HW_TYPE], "G",
         "Energy that the GPU used in joules since the driver was loaded, from NVML, in steps of a millijoule.";
     Errors: Counter Development Unit::count("{error}"), "hw.errors", "hw_errors_total", [HW_ID, HW_TYPE, ECC_ERROR],

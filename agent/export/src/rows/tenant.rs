@@ -35,7 +35,7 @@ fn one_view_each(views: &[TenantView]) -> Cow<'_, [TenantView]> {
 }
 
 /// The tenant set, after what `labels` already holds.
-fn tenant_labels(labels: Labels, tenant: &Tenant) -> Labels {
+pub(super) fn tenant_labels(labels: Labels, tenant: &Tenant) -> Labels {
     let labels = labels.with(TENANT, &tenant.name).with(TENANT_KIND, tenant.kind.as_str());
     if tenant.kind != TenantKind::Pod {
         return labels;

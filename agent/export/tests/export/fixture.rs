@@ -9,9 +9,11 @@ use cotenant_export::{Format, Row, encode, rows};
 use cotenant_model::blame::{Edge, Share};
 use cotenant_model::device::{CallCost, DeviceMemory, LibraryFacts};
 use cotenant_model::excess::Excess;
+use cotenant_model::incident::Kind;
+use cotenant_model::kill::Scope;
 use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
 use cotenant_model::view::{
-    AgentView, Feature, FeatureState, GpuView, MemoryTotals, Residual, TenantView, View,
+    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, Residual, TenantView, View,
 };
 use cotenant_model::{
     Absence, CudaError, Culprit, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
@@ -178,9 +180,35 @@ fn blame(tenants: &[TenantView]) -> BTreeMap<Edge, Share> {
     tenants.iter().flat_map(of).collect()
 }
 
+fn events(tenants: &[TenantView]) -> EventsView {
+    EventsView {
+        incidents: BTreeMap::from([(Kind::NoisyNeighbour, 4)]),
+        open_incidents: 1,
+        kills: tenants
+            .iter()
+            .map(|view| ((Some(view.tenant.clone()), Some(Scope::Memcg)), 2))
+            .chain([((None, None), 1)])
+            .collect(),
+        xids: BTreeMap::from([
+            ((Some(gpu_id(0)), 31), (2, 1_795_999_000.5)),
+            ((None, 45), (1, 1_795_999_001.0)),
+        ]),
+        lost: 0,
+    }
+}
+
 pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
     let blame = blame(&tenants);
-    View { taken_unix: 1_796_000_000.0, started_unix: 1_795_990_000.0, gpus, tenants, blame, agent: agent() }
+    let events = events(&tenants);
+    View {
+        taken_unix: 1_796_000_000.0,
+        started_unix: 1_795_990_000.0,
+        gpus,
+        tenants,
+        blame,
+        events,
+        agent: agent(),
+    }
 }
 
 /// Two GPUs, a pod on both and a user on one; every metric of the catalogue has a sample.
