@@ -160,6 +160,34 @@ fn a_near_miss_is_not_a_failure() {
 }
 
 #[test]
+fn a_run_of_refusals_that_ends_with_a_grant_is_a_near_miss() {
+    let mut world = World::new();
+    let mut failures = Failures::new(Fold::default());
+    for _ in 0..4 {
+        let record = refusal(&mut failures, world.at, "a", 1, &[("b", 78 * GIB, 0)]);
+        world.tick(|observation, _| observation.failures = vec![record]);
+    }
+    assert_eq!(world.one().victims[0].failures, 4);
+    assert!(failures.succeeded(&crate::verdict::Success {
+        at_unix: world.at,
+        tenant: tenant("a"),
+        gpu: Some(gpu(1)),
+        operation: Operation::MemAllocAsync,
+        bytes: 2 * GIB,
+        freed: None,
+    }));
+    let changed = failures.drain(world.at);
+    world.tick(|observation, _| observation.failures = changed);
+    let incident = world.one();
+    assert_eq!(incident.kind, Kind::NearMiss);
+    assert_eq!((incident.victims[0].failures, incident.victims[0].near_misses), (0, 1));
+    // Refused again: it is a failure again.
+    let record = refusal(&mut failures, world.at, "a", 1, &[("b", 78 * GIB, 0)]);
+    world.tick(|observation, _| observation.failures = vec![record]);
+    assert_eq!(world.one().kind, Kind::AllocationFailure);
+}
+
+#[test]
 fn kills_under_one_limit_are_one_incident_and_under_two_are_two() {
     let mut world = World::new();
     world.tick(|observation, at| {
