@@ -57,12 +57,12 @@ fn one_pair_in_two_places_is_one_incident() {
 #[test]
 fn a_culprit_in_passing_ties_nothing_together() {
     let mut world = World::new();
-    // "x" hurts "a" a little on GPU 1 and is the culprit on GPU 2.
+    // "x" hurts "a" a little on GPU 1, and is its victim on GPU 2.
     for _ in 0..10 {
         world.waits(vec![
             wait("a", by("b"), 1, 0.8),
             wait("a", by("x"), 1, 0.05),
-            wait("c", by("x"), 2, 0.8),
+            wait("x", by("a"), 2, 0.8),
         ]);
     }
     assert_eq!(world.all().len(), 2);

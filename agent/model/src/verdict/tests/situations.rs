@@ -267,6 +267,7 @@ fn own_memory() -> Vec<Situation> {
 }
 
 /// Neighbours.
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn neighbours() -> Vec<Situation> {
     vec![
         (
