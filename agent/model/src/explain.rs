@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::incident::{Evidence, FailureEvidence, Incident, Kind, State, Victim, WaitEvidence};
 use crate::verdict::{Certainty, VerdictKind};
@@ -18,7 +18,7 @@ pub use words::{clean, clock, duration, gib, gib_exact, percent, who};
 const LINES: usize = 8;
 
 /// The words for one incident, in reading order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     pub headline: String,
     pub measured: Vec<String>,
@@ -75,7 +75,7 @@ pub fn line(incident: &Incident) -> String {
         State::Open => "open",
         State::Closed => "over",
     };
-    let culprit = incident.culprits.first().map_or_else(|| "-".to_owned(), |blame| who(&blame.tenant));
+    let culprit = culprit(incident);
     let victim = incident.victims.first().map_or_else(|| "-".to_owned(), |victim| who(&victim.tenant));
     let more = match incident.victims.len() as u64 + incident.unlisted.victims {
         0 | 1 => String::new(),
@@ -88,6 +88,26 @@ pub fn line(incident: &Incident) -> String {
         incident.kind.as_str(),
         place(incident),
     )
+}
+
+/// Who is at fault for what the incident is named by: a neighbour, `itself`, or `-` where it is nobody or not known.
+fn culprit(incident: &Incident) -> String {
+    let first = incident.culprits.first();
+    let (at_fault, own) = match incident.kind {
+        Kind::NoisyNeighbour => (first, false),
+        Kind::Stall => (first.filter(|blame| blame.holds_stalled > 0), false),
+        Kind::AllocationFailure | Kind::NearMiss => (
+            first.filter(|blame| blame.memory_share.is_some_and(|share| share > 0.0)),
+            incident.memory_shares.is_some_and(|shares| shares.own > 0.0),
+        ),
+        // Who waited for whom meanwhile is not who killed or broke something.
+        Kind::OomKill | Kind::Xid | Kind::XidEcho => (None, false),
+    };
+    match (at_fault, own) {
+        (Some(blame), _) => who(&blame.tenant),
+        (None, true) => "itself".to_owned(),
+        (None, false) => "-".to_owned(),
+    }
 }
 
 /// One sentence: who hurt whom on which GPU, how much, since when.

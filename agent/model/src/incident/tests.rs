@@ -158,6 +158,25 @@ fn opens_only_above_the_least_time() {
 }
 
 #[test]
+fn a_period_longer_than_the_window_is_its_own_window() {
+    let mut incidents = Incidents::new(Rules::default());
+    let mut minute = |n: f64, seconds| {
+        incidents
+            .observe(&Observation {
+                at_unix: T0 + n * 60.0,
+                elapsed: 60.0,
+                waits: vec![wait("a", by("b"), 1, seconds)],
+                ..Observation::default()
+            })
+            .opened
+            .len()
+    };
+    // 2.4 s are 4 % of a minute, though 24 % of ten seconds.
+    assert_eq!(minute(1.0, 2.4), 0);
+    assert_eq!(minute(2.0, 3.1), 1);
+}
+
+#[test]
 fn one_long_wait_in_a_tick_opens() {
     let mut world = World::new();
     assert_eq!(world.waits(vec![wait("a", by("b"), 1, 0.9)]).opened.len(), 1);

@@ -57,12 +57,12 @@ fn one_pair_in_two_places_is_one_incident() {
 #[test]
 fn a_culprit_in_passing_ties_nothing_together() {
     let mut world = World::new();
-    // "x" hurts "a" a little on GPU 1 and is the culprit on GPU 2.
+    // "x" hurts "a" a little on GPU 1, and is its victim on GPU 2.
     for _ in 0..10 {
         world.waits(vec![
             wait("a", by("b"), 1, 0.8),
             wait("a", by("x"), 1, 0.05),
-            wait("c", by("x"), 2, 0.8),
+            wait("x", by("a"), 2, 0.8),
         ]);
     }
     assert_eq!(world.all().len(), 2);
@@ -157,6 +157,34 @@ fn a_near_miss_is_not_a_failure() {
     let incident = world.one();
     assert_eq!(incident.kind, Kind::NearMiss);
     assert_eq!((incident.victims[0].failures, incident.victims[0].near_misses), (0, 1));
+}
+
+#[test]
+fn a_run_of_refusals_that_ends_with_a_grant_is_a_near_miss() {
+    let mut world = World::new();
+    let mut failures = Failures::new(Fold::default());
+    for _ in 0..4 {
+        let record = refusal(&mut failures, world.at, "a", 1, &[("b", 78 * GIB, 0)]);
+        world.tick(|observation, _| observation.failures = vec![record]);
+    }
+    assert_eq!(world.one().victims[0].failures, 4);
+    assert!(failures.succeeded(&crate::verdict::Success {
+        at_unix: world.at,
+        tenant: tenant("a"),
+        gpu: Some(gpu(1)),
+        operation: Operation::MemAllocAsync,
+        bytes: 2 * GIB,
+        freed: None,
+    }));
+    let changed = failures.drain(world.at);
+    world.tick(|observation, _| observation.failures = changed);
+    let incident = world.one();
+    assert_eq!(incident.kind, Kind::NearMiss);
+    assert_eq!((incident.victims[0].failures, incident.victims[0].near_misses), (0, 1));
+    // Refused again: it is a failure again.
+    let record = refusal(&mut failures, world.at, "a", 1, &[("b", 78 * GIB, 0)]);
+    world.tick(|observation, _| observation.failures = vec![record]);
+    assert_eq!(world.one().kind, Kind::AllocationFailure);
 }
 
 #[test]
