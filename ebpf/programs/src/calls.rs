@@ -176,10 +176,11 @@ fn begin(process: u64, first: bool) -> i64 {
 /// A thread's outermost call has returned. Gives how many calls other processes have begun so far.
 #[inline(never)]
 fn end(process: u64) -> i64 {
-    HOST.count_thread(-1);
+    // As in `begin`: without its process a call was not counted.
     let Some(entry) = PROCESSES.get_ptr_mut(&process) else {
         return 0;
     };
+    HOST.count_thread(-1);
     // SAFETY: a live map value.
     let own = unsafe {
         atomic::fetch_add(&raw mut (*entry).in_flight, -1);
