@@ -157,6 +157,19 @@ impl SimulatedNode {
         self.tenant_under("", name, cgroup, script, environment)
     }
 
+    /// A program of one's own on this node, to be run in a cgroup.
+    pub fn command(&self, cgroup: &Cgroup, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command
+            .arg("-c")
+            .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
+            .arg(&cgroup.0)
+            .arg(program)
+            .args(arguments)
+            .env(NODE_VARIABLE, &self.directory);
+        command
+    }
+
     /// Starts a tenant as `launcher` (words of a shell that end before the program) does it.
     pub fn tenant_under(
         &self,
