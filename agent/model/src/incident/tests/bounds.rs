@@ -53,6 +53,7 @@ fn more_tenants_than_are_listed_are_counted_and_the_sum_stays_right() {
     // 64 are told apart, and the rest is one more.
     assert_eq!((incident.unlisted.culprits, incident.unlisted.rows), (64 + 1 - 16, 36));
     assert_eq!(incident.culprits[0].tenant, Tenant::other());
+    assert_eq!(incident.culprits[1].tenant, tenant("c099"), "the small ones are summed, not the large");
     assert!((incident.wait_shares.unwrap().neighbours - 1.0).abs() < 1e-9);
     assert!((incident.victims[0].blocked_seconds - total).abs() < 1e-9);
     let listed: f64 = incident.culprits.iter().filter_map(|blame| blame.wait_share).sum();
