@@ -116,7 +116,7 @@ fn what_tied_events_to_the_absorbed_one_ties_them_to_the_other() {
 #[test]
 fn growth_after_a_pause_is_another_step() {
     let mut world = World::new();
-    let mut grow = |world: &mut World| {
+    let grow = |world: &mut World| {
         world.tick(|observation, _| {
             let bytes = GIB.cast_signed();
             observation.movements = vec![Movement { tenant: tenant("b"), gpu: gpu(1), bytes }];
