@@ -379,6 +379,8 @@ fn many_victims_in_the_headline() {
     );
     assert!(explained.line.contains("docker:burst -> docker:v19 (+19)"), "{}", explained.line);
     assert!(explained.explanation.measured[0].ends_with("longest single wait unknown."));
+    assert_eq!(explained.explanation.measured.len(), 8 + 1 + 1, "eight victims, the causes, the rest");
+    assert_eq!(explained.explanation.measured[9], "12 more lines are not shown.");
     assert!(explained.explanation.because[0].ends_with("kernel stack unknown."));
 }
 

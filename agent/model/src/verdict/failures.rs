@@ -328,6 +328,8 @@ mod tests {
         assert!(!failures.succeeded(&granted("a", 1.5, 3 * MIB)), "another size class");
         assert!(!failures.succeeded(&granted("b", 1.5, 100 * MIB)), "another tenant");
         assert!(!failures.succeeded(&granted("a", 9.0, 100 * MIB)), "too late");
+        let host = Success { operation: Operation::MemHostAlloc, gpu: None, ..granted("a", 1.2, 100 * MIB) };
+        assert!(!failures.succeeded(&host), "other memory");
         assert!(failures.succeeded(&granted("a", 1.25, 101 * MIB)));
         assert!(!failures.succeeded(&granted("a", 1.3, 101 * MIB)), "once a refusal");
         let record = failures.drain(2.0).remove(0);

@@ -93,6 +93,45 @@ fn two_incidents_become_one_when_an_event_is_in_both() {
 }
 
 #[test]
+fn what_tied_events_to_the_absorbed_one_ties_them_to_the_other() {
+    let mut world = World::new();
+    world.waits(vec![wait("a", by("b"), 1, 0.5)]);
+    world.waits(vec![wait("c", by("d"), 2, 0.5)]);
+    let over = |at, name: &str, gpus: [u8; 2]| KillNote {
+        gpu_live: gpus.map(|n| (gpu(n), GIB)).to_vec(),
+        ..kill(at, name, None, None)
+    };
+    world.tick(|observation, at| observation.kills = vec![over(at, "e", [2, 3])]);
+    world.tick(|observation, at| observation.kills = vec![over(at, "f", [1, 2])]);
+    assert_eq!(world.all().len(), 1);
+    world.tick(|observation, at| observation.xids = vec![xid(at, 3, 31, false)]);
+    assert_eq!(world.all().len(), 1, "a place of the absorbed one");
+    world.waits(vec![api_wait("c", by("d"), 2, 0.5)]);
+    let incident = world.one();
+    assert!(incident.host_lock && incident.kind == Kind::Xid, "a place, then a pair of the absorbed one");
+    let waited: f64 = incident.culprits.iter().map(|blame| blame.blocked_seconds).sum();
+    assert!((waited - 1.5).abs() < 1e-9, "{waited}");
+}
+
+#[test]
+fn growth_after_a_pause_is_another_step() {
+    let mut world = World::new();
+    let grow = |world: &mut World| {
+        world.tick(|observation, _| {
+            let bytes = GIB.cast_signed();
+            observation.movements = vec![Movement { tenant: tenant("b"), gpu: gpu(1), bytes }];
+        });
+    };
+    grow(&mut world);
+    world.quiet(3);
+    grow(&mut world);
+    world.quiet(30);
+    grow(&mut world);
+    let bytes: Vec<_> = world.incidents.timeline(&gpu(1), T0).iter().map(|step| step.bytes).collect();
+    assert_eq!(bytes, [2 * GIB.cast_signed(), GIB.cast_signed()]);
+}
+
+#[test]
 fn the_worst_thing_names_it_and_each_name_counts_once() {
     let mut world = World::new();
     let mut failures = Failures::new(Fold::default());
