@@ -243,7 +243,7 @@ record! {
 
 record! {
     /// What one thread is doing. Key of `THREADS`: its id in the initial PID namespace.
-    Thread[744] {
+    Thread[952] {
         process: u64,
         depth: u32,
         contexts_depth: u32,

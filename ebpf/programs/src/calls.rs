@@ -272,8 +272,9 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
             (*frame).shared = atomic::top_bit(others as u64) as u8;
             (*frame).others = if others < 0 { -1 - others } else { others };
             let wait = &raw mut (*thread).wait;
-            (*wait).turn = start;
-            (*wait).before[0].process = 0;
+            (*wait).turns.since = start;
+            (*wait).turns.process = (*thread).process;
+            (*wait).turns.before[0].process = 0;
             (*wait).longest = 0;
             (*wait).longest_process = 0;
             (*wait).longest_stack = -1;

@@ -9,8 +9,8 @@ use aya_ebpf::{
 };
 use cotenant_abi::{
     Blame, BlameKey, CallKey, Context, ContextLedger, ContextLedgerKey, Effort, EffortKey, FailureKey,
-    Handle, HostCalls, Latency, Ledger, LedgerKey, Loss, Mapping, Note, OrdinalKey, Passed, Physical,
-    Pointer, PointerKey, Process, Settings, Thread, Victim, WaitKey,
+    Handle, HostCalls, Latency, Ledger, LedgerKey, Loss, Mapping, Note, OrdinalKey, Physical, Pointer,
+    PointerKey, Process, Settings, Thread, Turns, Victim, WaitKey,
 };
 
 use crate::atomic;
@@ -72,7 +72,7 @@ pub static BLAME: HashMap<BlameKey, Blame> = HashMap::with_max_entries(65_536, 0
 #[map]
 pub static EFFORT: HashMap<EffortKey, Effort> = HashMap::with_max_entries(65_536, 0);
 #[map]
-pub static TURNS: LruHashMap<u32, Passed> = LruHashMap::with_max_entries(4096, 0);
+pub static TURNS: LruHashMap<u32, Turns> = LruHashMap::with_max_entries(4096, 0);
 #[map]
 pub static STACKS: StackTrace = StackTrace::with_max_entries(4096, 0);
 /// Threads that were chosen to die for memory. Key: thread id.

@@ -21,8 +21,8 @@ use aya_ebpf::{
     programs::{RawTracePointContext, tracing::StackIdContext},
 };
 use cotenant_abi::{
-    Blame, BlameKey, Loss, MAX_TURNS, NO_OPERATION, Note, Passed, Settings, Thread, Turn, WAKER_DEVICE,
-    WAKER_KERNEL, WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
+    Blame, BlameKey, Loss, MAX_TURNS, NO_OPERATION, Note, Settings, Thread, Turn, WAKER_DEVICE, WAKER_KERNEL,
+    WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
 };
 
 use crate::{
@@ -137,7 +137,7 @@ fn resume(thread: *mut Thread) {
                 (*wait).longest = waited;
                 (*wait).longest_stack = (*wait).stack;
                 (*wait).longest_process =
-                    if (*wait).waker == WAKER_PROCESS { (*wait).before[0].process } else { 0 };
+                    if (*wait).waker == WAKER_PROCESS { (*wait).turns.before[0].process } else { 0 };
             }
             book(thread, end);
             (*wait).blocked_at = 0;
@@ -175,7 +175,7 @@ unsafe fn book(thread: *mut Thread, end: u64) {
     let mut until = end;
     for turn in 0..MAX_TURNS {
         // SAFETY: within the array.
-        let Turn { process: culprit, since } = unsafe { (*wait).before[turn] };
+        let Turn { process: culprit, since } = unsafe { (*wait).turns.before[turn] };
         if culprit == 0 {
             break;
         }
@@ -253,20 +253,11 @@ fn pass_turn(ctx: &RawTracePointContext, settings: &Settings, tid: u32) {
         return;
     }
     // SAFETY: a live map value.
-    let passed = unsafe {
-        let wait = &raw const (*own).wait;
-        let before = &raw const (*wait).before;
-        Passed {
-            since: now(),
-            before: [
-                Turn { process: (*own).process, since: (*wait).turn },
-                (*before)[0],
-                (*before)[1],
-                (*before)[2],
-            ],
-        }
-    };
-    let _ = TURNS.insert(&tid, &passed, ANY);
+    let _ = TURNS.insert(&tid, unsafe { &(*own).wait.turns }, ANY);
+    if let Some(passed) = TURNS.get_ptr_mut(&tid) {
+        // SAFETY: a live map value.
+        unsafe { (*passed).passed_at = now() };
+    }
 }
 
 #[inline(always)]
@@ -292,33 +283,31 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
 #[inline(never)]
 fn take_turn(wait: *mut Wait, tid: u32, tgid: u32, at: u64) {
     // SAFETY: a live map value, by the caller.
+    let turns = unsafe { &raw mut (*wait).turns };
+    // SAFETY: live map values; indices are within the arrays.
     unsafe {
         if let Some(own) = calling(tid) {
-            let before = &raw const (*own).wait.before;
-            (*wait).before[3] = (*before)[2];
-            (*wait).before[2] = (*before)[1];
-            (*wait).before[1] = (*before)[0];
-            (*wait).before[0] = Turn { process: (*own).process, since: (*own).wait.turn };
+            let from = &raw const (*own).wait.turns;
+            for place in 1..MAX_TURNS {
+                (*turns).before[place] = (*from).before[place - 1];
+            }
+            (*turns).before[0] = Turn { process: (*from).process, since: (*from).since };
         } else {
             let process = match PROCESS_IDS.get_ptr(&tgid) {
                 Some(known) => *known,
                 None => meet(tgid, NO_OPERATION),
             };
-            match TURNS.get_ptr(&tid) {
-                Some(passed) => {
-                    let before = &raw const (*passed).before;
-                    (*wait).before[3] = (*before)[2];
-                    (*wait).before[2] = (*before)[1];
-                    (*wait).before[1] = (*before)[0];
-                    (*wait).before[0] = Turn { process, since: (*passed).since };
+            (*turns).before[0] = Turn { process, since: 0 };
+            (*turns).before[1].process = 0;
+            if let Some(from) = TURNS.get_ptr(&tid) {
+                for place in 2..MAX_TURNS {
+                    (*turns).before[place] = (*from).before[place - 2];
                 }
-                None => {
-                    (*wait).before[0] = Turn { process, since: 0 };
-                    (*wait).before[1] = Turn { process: 0, since: 0 };
-                }
+                (*turns).before[1] = Turn { process: (*from).process, since: (*from).since };
+                (*turns).before[0].since = (*from).passed_at;
             }
         }
-        (*wait).turn = at;
+        (*turns).since = at;
     }
 }
 

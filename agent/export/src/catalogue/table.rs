@@ -115,7 +115,7 @@ catalogue! {
     BlameSeconds: Counter Stable Unit::SECONDS, "cotenant.gpu.blame", "cotenant_gpu_blame_seconds_total",
         [VICTIM, CULPRIT, RELATION, WAIT_CLASS], "4096 x 7",
         "Time in seconds that a tenant's threads were blocked inside driver calls, by who had what they waited for: \
-         whoever woke the thread, from its own turn on; before that, whoever woke that one, four turns back. Measured by \
+         whoever woke the thread, from its own turn on; before that, whoever woke that one, 16 turns back. Measured by \
          the scheduler's clock; time spent spinning is not in here (see cotenant_gpu_contention_excess_seconds_total).";
     ClocksEvent: Gauge Development Unit::STATE, "cotenant.gpu.clocks_event.active",
         "cotenant_gpu_clocks_event_active", [HW_ID, THROTTLE_REASON], "G x 10",
