@@ -5,6 +5,8 @@ mod config;
 mod discovery;
 mod events;
 mod features;
+#[cfg(test)]
+mod layouts;
 mod node;
 mod registry;
 mod reports;

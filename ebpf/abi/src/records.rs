@@ -95,6 +95,11 @@ macro_rules! record {
         #[repr(C)]
         pub struct $name { $($(#[$fdoc])* pub $field: $ty),+ }
         const _: () = assert!(core::mem::size_of::<$name>() == $size);
+        impl $name {
+            /// Its name and where each field lies, to be held against a built object.
+            pub const LAYOUT: (&'static str, &'static [(&'static str, usize)]) =
+                (stringify!($name), &[$((stringify!($field), core::mem::offset_of!($name, $field))),+]);
+        }
     };
 }
 pub(crate) use record;
