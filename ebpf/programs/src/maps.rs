@@ -71,6 +71,9 @@ pub static WAITS: HashMap<WaitKey, Latency> = HashMap::with_max_entries(16_384, 
 pub static BLAME: HashMap<BlameKey, Blame> = HashMap::with_max_entries(65_536, 0);
 #[map]
 pub static EFFORT: HashMap<EffortKey, Effort> = HashMap::with_max_entries(65_536, 0);
+/// Ids of processes whose last thread is on its way out: what it lets go it lets go after its end was seen.
+#[map]
+pub static ENDED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(4096, 0);
 #[map]
 pub static TURNS: LruHashMap<u32, Turns> = LruHashMap::with_max_entries(4096, 0);
 #[map]
@@ -117,6 +120,8 @@ impl Host {
 /// Zeroes to insert from: too large for the 512-byte stack. Never written.
 #[map]
 pub static ZERO_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
+#[map]
+pub static ZERO_TURNS: Array<Turns> = Array::with_max_entries(1, 0);
 #[map]
 pub static ZERO_LATENCY: Array<Latency> = Array::with_max_entries(1, 0);
 

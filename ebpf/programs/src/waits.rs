@@ -29,11 +29,12 @@ use crate::{
     atomic,
     calls::{meet, now, sort_into},
     maps::{
-        ANY, BLAME, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, TURNS, WAITS, histogram, lose,
-        note,
+        ANY, BLAME, ENDED, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, TURNS, WAITS, ZERO_TURNS,
+        histogram, lose, note,
     },
 };
 
+const PF_EXITING: u32 = 0x4;
 const PF_KTHREAD: u32 = 0x0020_0000;
 /// Nanoseconds between a thread's leaving the run queue and the hook that reports it, at most.
 const JUST_BEFORE: u64 = 100_000;
@@ -243,20 +244,39 @@ pub fn sched_waking(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// A thread in a traced call wakes one that is in none, but may take what it waited for all the same: NVML's callers do.
+/// A thread in a traced call wakes one that is in none, but may take what it waited for all the same: NVML's callers
+/// do. So does one that dies in a call, of which nothing is left but its process.
 #[inline(never)]
 fn pass_turn(ctx: &RawTracePointContext, settings: &Settings, tid: u32) {
-    let Some(own) = calling(bpf_get_current_pid_tgid() as u32) else {
-        return;
+    let ids = bpf_get_current_pid_tgid();
+    let (turns, dying) = match calling(ids as u32) {
+        // SAFETY: a live map value.
+        Some(own) => (unsafe { &raw const (*own).wait.turns }, 0),
+        None => {
+            if task_flags(settings) & PF_EXITING == 0 {
+                return;
+            }
+            let tgid = (ids >> 32) as u32;
+            let (Some(zero), Some(id)) = (ZERO_TURNS.get_ptr(0), ENDED.get_ptr(&tgid)) else {
+                return;
+            };
+            // SAFETY: a live map value.
+            (zero, unsafe { *id })
+        }
     };
     if in_interrupt(ctx, settings) {
         return;
     }
     // SAFETY: a live map value.
-    let _ = TURNS.insert(&tid, unsafe { &(*own).wait.turns }, ANY);
+    let _ = TURNS.insert(&tid, unsafe { &*turns }, ANY);
     if let Some(passed) = TURNS.get_ptr_mut(&tid) {
         // SAFETY: a live map value.
-        unsafe { (*passed).passed_at = now() };
+        unsafe {
+            (*passed).passed_at = now();
+            if dying != 0 {
+                (*passed).process = dying;
+            }
+        }
     }
 }
 
@@ -266,11 +286,14 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
     let at = now();
     let waker = if ids == 0 || in_interrupt(ctx, settings) {
         WAKER_DEVICE
-    } else if kernel_thread(settings) {
-        WAKER_KERNEL
     } else {
-        take_turn(wait, ids as u32, (ids >> 32) as u32, at);
-        WAKER_PROCESS
+        let flags = task_flags(settings);
+        if flags & PF_KTHREAD != 0 {
+            WAKER_KERNEL
+        } else {
+            take_turn(wait, ids, at, flags & PF_EXITING);
+            WAKER_PROCESS
+        }
     };
     // SAFETY: a live map value; a thread that is being woken for the first time has one waker.
     unsafe {
@@ -281,7 +304,8 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
 
 /// The current process hands its turn to a waiting thread.
 #[inline(never)]
-fn take_turn(wait: *mut Wait, tid: u32, tgid: u32, at: u64) {
+fn take_turn(wait: *mut Wait, ids: u64, at: u64, exiting: u32) {
+    let (tid, tgid) = (ids as u32, (ids >> 32) as u32);
     // SAFETY: a live map value, by the caller.
     let turns = unsafe { &raw mut (*wait).turns };
     // SAFETY: live map values; indices are within the arrays.
@@ -293,7 +317,11 @@ fn take_turn(wait: *mut Wait, tid: u32, tgid: u32, at: u64) {
             }
             (*turns).before[0] = Turn { process: (*from).process, since: (*from).since };
         } else {
-            let process = match PROCESS_IDS.get_ptr(&tgid) {
+            let known = match PROCESS_IDS.get_ptr(&tgid) {
+                None if exiting != 0 => ENDED.get_ptr(&tgid),
+                known => known,
+            };
+            let process = match known {
                 Some(known) => *known,
                 None => meet(tgid, NO_OPERATION),
             };
@@ -312,10 +340,10 @@ fn take_turn(wait: *mut Wait, tid: u32, tgid: u32, at: u64) {
 }
 
 #[inline(always)]
-fn kernel_thread(settings: &Settings) -> bool {
+fn task_flags(settings: &Settings) -> u32 {
     // SAFETY: a helper without arguments.
     let task = unsafe { bpf_get_current_task() };
-    read_kernel::<u32>(task + u64::from(settings.flags_offset)).is_some_and(|flags| flags & PF_KTHREAD != 0)
+    read_kernel(task + u64::from(settings.flags_offset)).unwrap_or(0)
 }
 
 /// Whether what runs now has interrupted the current task, which then has nothing to do with it.
