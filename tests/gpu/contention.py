@@ -135,6 +135,7 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
             newcomer.end()
         for workload in everybody:
             workload.end()
+        result["driver_open"] = holders()
     run = victim.runs["traced"]
     waits = witness.waits(run["begun_ns"] / 1e9, run["ended_ns"] / 1e9)
     pids = {workload.process.pid: workload.name for workload in everybody}
@@ -149,9 +150,11 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
         return names[task]
 
     result["witness"] = {
-        "blocked_seconds": sum(end - begin for begin, end, _, _ in waits),
+        "blocked_seconds": sum(wait["woken"] - wait["blocked"] for wait in waits),
+        "woken_until_running_seconds": sum(wait["running"] - wait["woken"] for wait in waits),
         "waits": len(waits),
         "buffer_losses": witness.lost,
+        "buffers": witness.sizes,
         "stacks": switches.by_stack(waits, waker)[:25],
         "slowest": within(run["slowest"], waits),
     }
@@ -169,7 +172,8 @@ def within(slowest, waits):
     rows = []
     for at, took in slowest:
         begun, ended = at / 1e9, (at + took) / 1e9
-        blocked = sum(max(0.0, min(end, ended) - max(begin, begun)) for begin, end, _, _ in waits)
+        inside = [wait for wait in waits if begun <= wait["blocked"] <= ended]
+        blocked = sum(wait["woken"] - wait["blocked"] for wait in inside)
         rows.append([took, round(blocked * 1e9)])
     return rows
 
@@ -305,6 +309,22 @@ def kernel_lines():
     return subprocess.run(["dmesg"], capture_output=True, text=True, timeout=20).stdout.splitlines()
 
 
+def holders():
+    """Processes outside this run that have the driver open: possible culprits that nobody started here."""
+    rows = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            opened = {os.readlink(entry) for entry in (process / "fd").iterdir()}
+            if any(path.startswith("/dev/nvidia") for path in opened):
+                group = (process / "cgroup").read_text().strip()
+                rows.append([int(process.name), (process / "comm").read_text().strip(), group])
+        except OSError:
+            continue
+    return rows
+
+
 VARIANTS = {"off": None, "on without waits": "[waits]\nenabled = false\n", "on": ""}
 
 
@@ -402,7 +422,7 @@ def main():
     group = CGROUPS / "wl-agent.service"
     group.mkdir(parents=True, exist_ok=True)
     (group / "cgroup.procs").write_text(str(os.getpid()))
-    collected = {"host": {**host(options), "cpus": os.cpu_count()}}
+    collected = {"host": {**host(options), "cpus": os.cpu_count(), "driver_open": holders()}}
     for name in options.only:
         if name in SEVERAL_GPUS and len(collected["host"]["gpus"]) < 2:
             continue

@@ -24,7 +24,7 @@ class Switches:
         self.directory.mkdir(exist_ok=True)
         self.write("tracing_on", "0")
         self.write("trace_clock", "mono")
-        self.write("buffer_size_kb", "16384")
+        self.write("buffer_size_kb", "8192")
         thread, events = self.thread, "events/sched"
         self.write(f"{events}/sched_switch/filter", f"prev_pid=={thread} || next_pid=={thread}")
         self.write(f"{events}/sched_switch/trigger", f"stacktrace if prev_pid=={thread} && prev_state>0")
@@ -39,33 +39,50 @@ class Switches:
         for event in ("sched_switch", "sched_waking"):
             self.write(f"events/sched/{event}/enable", "0")
         self.write("events/sched/sched_switch/trigger", "!stacktrace")
-        self.records, self.lost = parse((self.directory / "trace").read_text(errors="replace"))
+        # One CPU at a time: the records are put in order here.
+        records, self.lost, self.sizes = [], 0, {}
+        for cpu in sorted((self.directory / "per_cpu").iterdir()):
+            text = (cpu / "trace").read_text(errors="replace")
+            found, lost = parse(text)
+            records += found
+            statistics = dict(line.split(": ", 1) for line in (cpu / "stats").read_text().splitlines())
+            self.lost += lost + int(statistics["overrun"]) + int(statistics["dropped events"])
+            if found:
+                self.sizes[cpu.name] = [len(found), int(statistics["entries"]), text[:1500] if len(self.sizes) < 3 else ""]
+        order = {"out": 0, "stack": 1, "waking": 2, "in": 3}
+        for record in records:
+            if record["kind"] == "switch":
+                record["kind"] = "out" if record["from"] == self.thread else "in"
+        self.records = sorted(records, key=lambda record: (record["at"], order[record["kind"]]))
         self.directory.rmdir()
 
     def write(self, file, text):
         (self.directory / file).write_text(text)
 
     def waits(self, begun, ended):
-        """Waits that began between two moments of the monotonic clock, in seconds: start, end, stack, waker."""
+        """Waits that began between two moments of the monotonic clock: blocked from, woken and running again at (seconds),
+        stack, waker."""
         found, last = [], None
         for record in self.records:
             if not begun <= record["at"] <= ended:
                 continue
-            if record["kind"] == "switch" and record["from"] == self.thread:
+            kind = record["kind"]
+            if kind == "out":
                 last = None
                 if not record["state"].startswith("R"):
-                    last = {"begun": record["at"], "ended": None, "stack": [], "waker": None, "over": False}
+                    last = {"blocked": record["at"], "woken": None, "running": None, "stack": [], "waker": None}
                     found.append(last)
             elif last is None:
                 continue
-            elif record["kind"] == "stack":
+            elif kind == "stack":
                 # It is written right after the switch, which another CPU's wake-up may overtake.
                 last["stack"] = last["stack"] or record["stack"]
-            elif record["kind"] == "waking" and last["ended"] is None:
-                last["ended"], last["waker"] = record["at"], record["waker"]
-            elif record["kind"] == "switch" and not last["over"]:
-                last["ended"], last["over"] = last["ended"] or record["at"], True
-        return [(wait["begun"], wait["ended"], wait["stack"], wait["waker"]) for wait in found if wait["over"]]
+            elif kind == "waking" and last["woken"] is None:
+                last["woken"], last["waker"] = record["at"], record["waker"]
+            elif kind == "in" and last["running"] is None:
+                last["running"] = record["at"]
+                last["woken"] = last["woken"] or record["at"]
+        return [wait for wait in found if wait["running"] is not None]
 
 
 def parse(text):
@@ -99,9 +116,9 @@ def parse(text):
 def by_stack(waits, names):
     """Blocked seconds by stack and waker, largest first; `names` tells whose threads wake."""
     sums = defaultdict(lambda: [0.0, 0])
-    for begun, ended, stack, waker in waits:
-        row = sums[(tuple(stack), names(waker))]
-        row[0] += ended - begun
+    for wait in waits:
+        row = sums[(tuple(wait["stack"]), names(wait["waker"]))]
+        row[0] += wait["woken"] - wait["blocked"]
         row[1] += 1
     rows = [{"seconds": seconds, "waits": count, "waker": waker, "stack": list(stack)} for (stack, waker), (seconds, count) in sums.items()]
     return sorted(rows, key=lambda row: -row["seconds"])
