@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +36,18 @@ class Loop(Workload):
     @property
     def tenant(self):
         return f"systemd:wl-{self.name}.service"
+
+    def start_traced(self):
+        """A shell that waits for a line takes the process id; the program comes under a second witness."""
+        self.command = ["sh", "-c", 'echo "{}"; read line; exec "$@"', "sh", *self.command]
+        self.start()
+        with switches.Switches(self.process.pid, "arrival") as witness:
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+            self.begun = time.monotonic()
+            self.listen(60)
+        self.phases = self.phases[1:]
+        return witness
 
     def ask(self, seconds, slowest=0):
         if self.failure is None:
@@ -118,9 +131,12 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
             workload.ask(TRACED + 1.5)
         time.sleep(0.3)
         begun = time.monotonic()
+        # There the second witness sees when a thread runs again, too.
+        os.sched_setaffinity(victim.process.pid, {0})
         with switches.Switches(victim.process.pid) as witness:
             time.sleep(0.2)
             victim.ask(TRACED, 200).answer("traced")
+        os.sched_setaffinity(victim.process.pid, range(os.cpu_count()))
         for workload in others:
             workload.answer("traced")
         result["after_traced"] = settled()
@@ -128,7 +144,7 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
             for workload in everybody:
                 workload.ask(3)
             time.sleep(0.3)
-            newcomer.start()
+            arrival = newcomer.start_traced()
             for workload in everybody:
                 workload.answer("newcomer")
             result["after_newcomer"] = settled()
@@ -138,6 +154,9 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
         result["driver_open"] = holders()
     run = victim.runs["traced"]
     waits = witness.waits(run["begun_ns"] / 1e9, run["ended_ns"] / 1e9)
+    if newcomer is not None:
+        arrived = arrival.waits(newcomer.begun, newcomer.phases[0]["at"]) if newcomer.phases else []
+        result["arrival"] = {"stacks": switches.by_stack(arrived, str)[:12]}
     pids = {workload.process.pid: workload.name for workload in everybody}
     names = {}
 
@@ -151,7 +170,8 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
 
     result["witness"] = {
         "blocked_seconds": sum(wait["woken"] - wait["blocked"] for wait in waits),
-        "woken_until_running_seconds": sum(wait["running"] - wait["woken"] for wait in waits),
+        "woken_until_running_seconds": sum(wait["running"] - wait["woken"] for wait in waits if wait["running"]),
+        "woken_until_running_waits": sum(wait["running"] is not None for wait in waits),
         "waits": len(waits),
         "buffer_losses": witness.lost,
         "buffers": witness.sizes,
@@ -239,7 +259,8 @@ def mps(options):
     try:
         time.sleep(1)
         victim = contend(options, "client", environment=environment)
-        result = scenario(options, "mps", victim, [hog(options, environment)])
+        newcomer = contend(options, "late", environment=environment)
+        result = scenario(options, "mps", victim, [hog(options, environment)], newcomer)
         result["server_log"] = "".join(file.read_text(errors="replace")[-1500:] for file in sorted(logs.iterdir()))
         return result
     finally:
@@ -259,6 +280,15 @@ def kills(options):
     (directory / "events/oom/mark_victim/enable").write_text("1")
     log = options.build / "agent-kills.log"
     rows, kernel_log = [], kernel_lines()
+    strangers = set()
+    over = threading.Event()
+
+    def watch():
+        while not over.wait(0.1):
+            strangers.update((name, group) for _, name, group in holders() if "/wl-" not in group)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     with Agent(options.agent, log):
         before = settled()
         for number in range(10):
@@ -291,6 +321,8 @@ def kills(options):
             })
         after = settled()
         status = json.loads(get("/status"))
+    over.set()
+    watcher.join()
     events = [line.strip() for line in (directory / "trace").read_text().splitlines() if "mark_victim" in line and not line.startswith("#")]
     (directory / "events/oom/mark_victim/enable").write_text("0")
     directory.rmdir()
@@ -299,6 +331,7 @@ def kills(options):
         "before": before,
         "after": after,
         "features": status.get("features"),
+        "strangers": sorted(strangers),
         "mark_victim": events,
         "kernel_log": [line for line in kernel_lines()[len(kernel_log):] if "oom" in line or "Killed process" in line],
         "log": log.read_text()[-4000:],
@@ -325,13 +358,18 @@ def holders():
     return rows
 
 
-VARIANTS = {"off": None, "on without waits": "[waits]\nenabled = false\n", "on": ""}
+VARIANTS = {
+    "off": None,
+    "on": "",
+    "on without waits": "[waits]\nenabled = false\n",
+    "on without the syscalls tracepoint": "[kernel]\nsyscall_tracepoint = false\n",
+}
 
 
 def cost(options):
     """Off, on without the scheduler hooks, on, in turn: allocation pairs and context switches, idle and with a call in flight."""
     runs = []
-    for turn in range(4):
+    for turn in range(3):
         for variant, config in VARIANTS.items():
             if config is None:
                 runs.append({"variant": variant, "turn": turn, **costs(options)})
@@ -354,10 +392,12 @@ def switch(options, first, second, rounds):
 
 def switching(options):
     core = os.cpu_count() - 3
+    # The first run wakes the core up; of the others the lower one counts.
+    one_core = [switch(options, core, core, 80_000) for _ in range(3)]
     return {
-        "one core": switch(options, core, core, 200_000),
-        "two cores": switch(options, core, core - 1, 60_000),
-        "unpinned": switch(options, -1, -1, 60_000),
+        "one core": min(one_core[1:]),
+        "two cores": switch(options, core, core - 1, 30_000),
+        "unpinned": switch(options, -1, -1, 30_000),
     }
 
 
@@ -365,10 +405,11 @@ def costs(options):
     figures = {"latency": latency(options), "idle": switching(options)}
     busy = hog(options)
     busy.command = ["taskset", "-c", str(os.cpu_count() - 6), *busy.command]
-    busy.start().ask(3)
+    busy.start().ask(2)
     time.sleep(0.3)
     figures["call in flight"] = switching(options)
     busy.answer("busy").end()
+    figures["idle again"] = switching(options)
     return figures
 
 
