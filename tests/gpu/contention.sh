@@ -29,3 +29,4 @@ done
 gcc -O1 -w "$here/workloads/switch.c" -o "$build/switch"
 
 python3 "$here/contention.py" --agent "$agent" --library "$library" --build "$build" --out "$out" "${@:2}"
+python3 "$here/verdict.py" "$out/collected.json" "$out" h200-waits

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-TABLE = Path(__file__).resolve().parents[2] / "agent/model/src/wait.rs"
+TABLE = next(path for parent in Path(__file__).resolve().parents if (path := parent / "agent/model/src/wait.rs").exists())
 BLAME = "cotenant_gpu_blame_seconds_total"
 # Who did it, by scenario and victim. `light` is the innocent third.
 CULPRITS = {
@@ -177,8 +177,9 @@ def witness(page, collected):
                          ", ".join(f"{who} {percent(time / whole)}" for who, time in wakers.most_common(3)),
                          ", ".join(f"{kind} {time:.3f}" for kind, time in kinds.most_common()),
                          ", ".join(f"{kind[0]} {time:.3f}" for kind, time in sorted(agent.items(), key=lambda pair: -pair[1])), f"{delay:.1f}"])
-        tail = seen["slowest"][: max(1, victim["runs"]["traced"]["count"] // 100)]
-        if sum(took for took, _ in tail) > 0 and scenario != "threads":
+        beyond = [pair for pair in seen["slowest"] if pair[0] > victim["runs"]["solo"]["p99_ns"]]
+        tail = beyond[: max(20, victim["runs"]["traced"]["count"] // 100)]
+        if tail and scenario != "threads":
             tails.append([SITUATIONS[scenario], len(tail), us(min(took for took, _ in tail)), percent(sum(b for _, b in tail) / sum(t for t, _ in tail))])
         for row in (part.get("arrival") or {}).get("stacks", []):
             stacks[(class_of(row["stack"], rules), frames(row["stack"]) + " (context creation)")] += row["seconds"]
@@ -186,13 +187,24 @@ def witness(page, collected):
              "The kernel's own `sched_switch` and `sched_waking` of the victim's main thread for 2 s, with its stack at each blocking, from",
              "tracefs; the victim is on CPU 0 meanwhile. Agent: its figures for the same 2 s. Delay: from waking to running, a wait.", "")
     page.table(["situation", "waits", "blocked s", "agent: blocked s", "wakers", "classes by the table, s", "agent: classes, s", "delay µs"], rows)
-    page.say("Of the slowest hundredth of its calls in that run, how much the second witness saw blocked:", "")
+    page.say("Its slowest calls in that run (a hundredth, 20 at least, each above its p99 alone): how much of them the second witness saw",
+             "blocked. The rest is spinning and the work itself.", "")
     page.table(["situation", "calls", "each at least, µs", "of their time blocked"], tails)
     page.say("Stacks by blocked time, innermost first, with the class that `agent/model/src/wait.rs` gives them:", "")
     page.table(["class", "seconds", "stack"], [[kind, f"{time:.4f}", stack] for (kind, stack), time in stacks.most_common(14)])
     loose = [[kind, f"{time:.4f}", stack] for (kind, stack), time in stacks.most_common() if kind in ("other", "device")][:14]
-    page.say("Unclassified ones (`other`, `device`):", "")
+    page.say("Unclassified ones (`other`, `device`) among the witness's:", "")
     page.table(["class", "seconds", "stack"], loose) if loose else page.say("None.", "")
+    unclassified = Counter()
+    for scenario in CULPRITS:
+        part = collected.get(scenario) or {}
+        rows = part.get("after_newcomer") or part.get("after_traced") or []
+        for kind in ("other", "device"):
+            for (victim, culprit), seconds in by(rows, BLAME, ("victim", "culprit"), wait_class=kind).items():
+                unclassified[(scenario, short(victim), short(culprit), kind)] += seconds
+    page.say("What the agent itself left unclassified over a whole scenario, context creation included, from 0.5 ms on:", "")
+    page.table(["scenario", "victim", "culprit", "class", "seconds"],
+               [[*key, f"{seconds:.4f}"] for key, seconds in unclassified.most_common() if seconds >= 5e-4])
 
 
 def frames(stack):
@@ -226,17 +238,17 @@ def kills(page, collected):
     page.say("## Kills at memory.max", "", "Each in a cgroup of its own with `memory.max` (no swap), holding 1 GiB of GPU memory; the last has no CUDA and is",
              "dead at once. Truth: the exit status, `oom:mark_victim`, the kernel log and `memory.events`.", "")
     rows = []
+    series = any(name.startswith("cotenant_oom") for name, _, _ in part["after"])
     for row in part["rows"]:
         marked = sum(f"pid={row['pid']} " in line for line in part["mark_victim"])
         logged = next((re.search(r"oom_memcg=([^,]+)", line)[1] for line in part["kernel_log"] if f"pid={row['pid']}," in line), None)
-        told = total(part["after"], "cotenant_oom_kills_total", tenant=row["tenant"])
+        told = int(total(part["after"], "cotenant_oom_kills_total", tenant=row["tenant"])) if series else ""
         page.figures[f"kills/{short(row['tenant'])}"] = {**row, "marked": marked, "logged": logged, "agent": told}
         rows.append([short(row["tenant"]), f"{row['limit'] >> 20:,}", f"{row['seconds_of_life']:.3f}", row["signal"], marked, logged,
-                     row["memory.events"]["oom_kill"], int(told)])
+                     row["memory.events"]["oom_kill"], told])
         if row["signal"] != "SIGKILL" or marked != 1 or row["memory.events"]["oom_kill"] != "1":
             page.problems.append(f"{row['tenant']}: the kill is not what the kernel's three accounts say")
     page.table(["tenant", "limit MiB", "lived s", "ended by", "mark_victim", "log: limit of", "memory.events oom_kill", "agent"], rows)
-    series = any(name.startswith("cotenant_oom") for name, _, _ in part["after"])
     if series and sum(row[-1] for row in rows) != len(rows):
         page.problems.append(f"kills: the agent counted {sum(row[-1] for row in rows)} of {len(rows)}")
     if not series:
@@ -291,14 +303,30 @@ def losses(page, collected):
     page.table(["scenario", "counted by the agent"], rows)
 
 
+def repeats(page, others):
+    """The same scenarios on other machines or at another time: what a figure above is worth."""
+    rows = []
+    for path in others:
+        collected, scratch = json.loads(Path(path).read_text()), Page()
+        victims(scratch, collected)
+        for key, figures in scratch.figures.items():
+            scenario, name = key.split("/")
+            share = figures.get("culprits", {})
+            rows.append([len(collected["host"]["gpus"]), SITUATIONS[scenario], name, us(figures["alone"]["p99_ns"]), us(figures["beside"]["p99_ns"]),
+                         percent(figures["explained"]), percent(share.get(CULPRITS[scenario][name], 0)), percent(share.get("light", 0)) if name != "light" else "",
+                         percent(share.get("agent", 0))])
+        page.figures.setdefault("repeats", []).append(scratch.figures)
+    if rows:
+        page.say("## Other runs of the day", "", "On other machines of the kind, with one GPU or two.", "")
+        page.table(["GPUs", "situation", "victim", "p99 alone µs", "p99 beside µs", "explained", "true culprit", "light", "agent"], rows)
+
+
 def main():
     collected, out, name = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), sys.argv[3]
-    for more in sys.argv[4:]:
-        for key, part in json.loads(Path(more).read_text()).items():
-            collected.setdefault(key, part)
     host, page = collected["host"], Page()
     for section in (victims, newcomer, witness, kills, cost, losses):
         section(page, collected)
+    repeats(page, sys.argv[4:])
     head = [f"# Waits and blame on a real GPU, {host['date']}", "",
             "Made by `tests/gpu/verdict.py` from what `tests/gpu/contention.sh` collected on an H200 host.", "",
             f"- {len(host['gpus'])} × {host['gpus'][0].split(',')[1].strip()}, driver {host['gpus'][0].split(',')[2].strip()}, kernel {host['kernel']}, {host['cpus']} CPUs; {host['agent']}, release build.",
