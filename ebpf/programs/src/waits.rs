@@ -3,7 +3,8 @@
 //!
 //! Whose turn: whoever wakes a blocked thread had what it waited for since that one's own turn began, that is since
 //! it was itself woken by a process or, failing that, since its call began. Before that it was the turn of whoever
-//! woke the waker, and so on, [`MAX_TURNS`] back; what is older is nobody's. An interrupt or a kernel thread ends a
+//! woke the waker, and so on, [`MAX_TURNS`] back; what is older is nobody's, or the victim's own process's if every turn was.
+//! An interrupt or a kernel thread ends a
 //! wait without taking a turn: a holder that waits for the device goes on holding. A thread in no traced call has its
 //! turn since a thread in one woke it, if one did, else since ever.
 //!
@@ -27,7 +28,7 @@ use cotenant_abi::{
 
 use crate::{
     atomic,
-    calls::{meet, now, sort_into},
+    calls::{frame_below, meet, now, sort_into},
     maps::{
         ANY, BLAME, ENDED, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, TURNS, WAITS, ZERO_TURNS,
         histogram, lose, note,
@@ -36,6 +37,8 @@ use crate::{
 
 const PF_EXITING: u32 = 0x4;
 const PF_KTHREAD: u32 = 0x0020_0000;
+/// Nanoseconds from waking to running on a host with a CPU to spare; 5,000 on an H200 host on average.
+const WAKING: u64 = 50_000;
 /// Nanoseconds between a thread's leaving the run queue and the hook that reports it, at most.
 const JUST_BEFORE: u64 = 100_000;
 const WAKER_FRAMES: usize = 32;
@@ -99,6 +102,7 @@ fn leave_cpu(ctx: &RawTracePointContext, settings: &Settings, thread: *mut Threa
             (*wait).ready_at = now();
             return;
         }
+        let left = now();
         let stack = ctx.get_stackid(&STACKS, 0).map_or(-1, |id| id as i32);
         if stack < 0 {
             lose(Loss::StackTrace);
@@ -106,8 +110,19 @@ fn leave_cpu(ctx: &RawTracePointContext, settings: &Settings, thread: *mut Threa
         (*wait).stack = stack;
         (*wait).woken_at = 0;
         (*wait).waker = WAKER_UNSEEN;
-        (*wait).blocked_at = now();
+        (*wait).blocked_at = left;
     }
+}
+
+/// A woken thread was not on its CPU at once. Waking takes its time, which is part of what a wait costs; longer delays
+/// are for want of a CPU.
+///
+/// # Safety
+/// `wait` is in a live map value.
+#[inline(always)]
+unsafe fn delayed(wait: *mut Wait, delay: u64) {
+    // SAFETY: the caller vouches for `wait`.
+    unsafe { (*wait).runnable = (*wait).runnable.wrapping_add(delay.saturating_sub(WAKING)) };
 }
 
 /// A thread runs again.
@@ -122,9 +137,10 @@ fn resume(thread: *mut Thread) {
             (*wait).ready_at = 0;
         }
         let blocked_at = (*wait).blocked_at;
-        if blocked_at != 0 && (*wait).woken_at == 0 && blocked_at.wrapping_sub((*wait).early) < JUST_BEFORE {
+        let apart = blocked_at.wrapping_sub((*wait).early).wrapping_add(JUST_BEFORE);
+        if blocked_at != 0 && (*wait).woken_at == 0 && apart < 2 * JUST_BEFORE {
             // Woken between giving up its CPU and the hook that says so: it was ready all the time.
-            (*wait).runnable = (*wait).runnable.wrapping_add(now.saturating_sub(blocked_at));
+            delayed(wait, now.saturating_sub(blocked_at));
             (*wait).blocked_at = 0;
         }
         (*wait).early = 0;
@@ -133,7 +149,7 @@ fn resume(thread: *mut Thread) {
             let end = if woken == 0 { now } else { woken };
             let waited = end.saturating_sub((*wait).blocked_at);
             (*wait).blocked = (*wait).blocked.wrapping_add(waited);
-            (*wait).runnable = (*wait).runnable.wrapping_add(now.saturating_sub(end));
+            delayed(wait, now.saturating_sub(end));
             if waited > (*wait).longest {
                 (*wait).longest = waited;
                 (*wait).longest_stack = (*wait).stack;
@@ -173,13 +189,21 @@ unsafe fn book(thread: *mut Thread, end: u64) {
         );
         return;
     }
+    // SAFETY: as above; its outermost frame. Who holds what it waits for need not be in a traced call.
+    unsafe {
+        if (*wait).turns.before[0].process != process {
+            (*frame_below(thread, 1)).shared = 1;
+        }
+    }
     let mut until = end;
+    let mut strangers = false;
     for turn in 0..MAX_TURNS {
         // SAFETY: within the array.
         let Turn { process: culprit, since } = unsafe { (*wait).turns.before[turn] };
         if culprit == 0 {
             break;
         }
+        strangers |= culprit != process;
         let start = if since > from { since } else { from };
         if until > start {
             let key = BlameKey { victim: process, culprit, stack, waker: WAKER_PROCESS, pad: [0; 3] };
@@ -189,6 +213,12 @@ unsafe fn book(thread: *mut Thread, end: u64) {
         if until <= from {
             return;
         }
+    }
+    if !strangers {
+        // The process's own threads take a lock of its own again and again, and each call is a new turn.
+        let key = BlameKey { victim: process, culprit: process, stack, waker: WAKER_PROCESS, pad: [0; 3] };
+        blame(&key, until - from, 0);
+        return;
     }
     note(Note::TurnsTruncated);
     let key = BlameKey { victim: process, culprit: 0, stack, waker: WAKER_UNSEEN, pad: [0; 3] };
