@@ -4,6 +4,7 @@
 mod config;
 mod discovery;
 mod features;
+mod identify;
 mod node;
 mod registry;
 mod run;
@@ -25,6 +26,8 @@ struct Arguments {
 enum Command {
     /// Run the agent: watch the CUDA driver on this node and serve what it sees.
     Run(config::Overrides),
+    /// Say whose a process or a cgroup path is, and how that is known.
+    Identify(identify::Asked),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -43,6 +46,7 @@ enum ConfigCommand {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
+        Command::Identify(asked) => identify::identify(&asked),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))
         }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cotenant_host::{CgroupView, Host, HostNames, identify};
+use cotenant_host::{CgroupView, Host, HostNames};
 use cotenant_model::{
     ProcessId, Tenant, TenantKind,
     sample::{Confidence, ProcessSample},
@@ -28,10 +28,7 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub(crate) fn new(host: Host) -> Self {
-        let view = match host.in_initial_cgroup_namespace() {
-            Ok(false) => CgroupView::Private,
-            _ => CgroupView::Host,
-        };
+        let view = host.enter_cgroups();
         Self {
             names: HostNames::new(host.clone()),
             host,
@@ -51,13 +48,8 @@ impl Registry {
         {
             return Some(tenant.clone());
         }
-        let cgroup = self.host.cgroup(pid).ok()?;
-        let uid = self.host.uid(pid).ok()?;
-        // The same process must have been there all along.
-        if !self.host.alive(pid, start) {
-            return None;
-        }
-        let tenant = identify(&cgroup, uid, self.view, &self.names).tenant;
+        let (start, identity) = self.host.identity(pid, &self.view, &self.names).ok()?;
+        let tenant = identity.tenant;
         self.by_pid.insert(pid, (start, tenant.clone()));
         Some(tenant)
     }

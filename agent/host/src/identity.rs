@@ -2,7 +2,9 @@
 //! Refuses to guess: what the path does not say is `unknown` with a reason, never somebody else.
 
 mod path;
+mod process;
 mod shape;
+mod view;
 
 use cotenant_model::{Tenant, TenantKind};
 

@@ -1,0 +1,123 @@
+//! Owns the identity of a living process: what `/proc` says about it, read while it is the same process.
+//! Refuses its environment and its name, which are the process's own words.
+
+use super::{CgroupView, Identity, Kind, identify, path::Place, shape};
+use crate::{Host, HostError, names::Names};
+
+/// Ancestors that are asked for a Slurm step.
+const MAX_ANCESTORS: usize = 64;
+
+impl Host {
+    /// Who the process is, and the start time that goes with its PID. An error when it was not there all along.
+    pub fn identity(
+        &self,
+        pid: u32,
+        view: &CgroupView,
+        names: &dyn Names,
+    ) -> Result<(u64, Identity), HostError> {
+        let start = self.start(pid)?;
+        let cgroup = self.cgroup(pid)?;
+        let uid = self.uid(pid)?;
+        let mut identity = identify(&cgroup, Some(uid), view, names);
+        // Without cgroups of its own (proctrack/linuxproc) Slurm leaves jobs where slurmd is.
+        let shared = match identity.kind {
+            Kind::Host | Kind::Unknown => true,
+            Kind::SystemdUnit => identity.unit.as_deref() == Some("slurmd.service"),
+            _ => false,
+        };
+        if shared && let Some((job, step)) = self.slurm_step_above(pid) {
+            let job = Place::Job { job, step: Some(step), uid: None };
+            let path = identity.path.take();
+            identity = Identity {
+                uid: Some(uid),
+                path,
+                named_by: Some("slurmstepd above it"),
+                ..super::Asked { uid: Some(uid), view, names }.place(job)
+            };
+        }
+        // A PID that somebody else has by now would mix two processes.
+        if self.start(pid)? != start {
+            return Err(HostError::Malformed {
+                path: self.process_file(pid, "stat"),
+                what: "the process changed while it was read",
+            });
+        }
+        Ok((start, identity))
+    }
+
+    /// The step whose `slurmstepd`, a process of root, is an ancestor. It writes `slurmstepd: [job.step]` over its
+    /// command line; nobody but root can make a process of root that says so.
+    fn slurm_step_above(&self, pid: u32) -> Option<(String, String)> {
+        let mut pid = pid;
+        for _ in 0..MAX_ANCESTORS {
+            pid = self.parent(pid).ok().filter(|parent| *parent > 1)?;
+            if self.comm(pid).ok()? == "slurmstepd" && self.uid(pid).ok()? == 0 {
+                let line = self.command_line(pid).ok()?;
+                let (job, step) = line.strip_prefix("slurmstepd: [")?.split_once(']')?.0.split_once('.')?;
+                let step = shape::step(&format!("step_{step}"))?.to_owned();
+                return Some((shape::number(job)?.to_owned(), step));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::HostNames;
+
+    /// A process as three files: `(pid, parent, comm, uid, command line, cgroup)`.
+    fn host(processes: &[(u32, u32, &str, u32, &str, &str)]) -> (tempfile::TempDir, Host) {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, parent, comm, uid, line, cgroup) in processes {
+            let directory = root.path().join(format!("proc/{pid}"));
+            fs::create_dir_all(&directory).unwrap();
+            let rest = (5..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+            fs::write(directory.join("stat"), format!("{pid} ({comm}) S {parent} {rest}")).unwrap();
+            fs::write(directory.join("comm"), format!("{comm}\n")).unwrap();
+            fs::write(directory.join("status"), format!("Name:\t{comm}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"))
+                .unwrap();
+            fs::write(directory.join("cmdline"), line).unwrap();
+            fs::write(directory.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+        }
+        let host = Host::at(root.path());
+        (root, host)
+    }
+
+    fn tenant(host: &Host, pid: u32) -> String {
+        let names = HostNames::new(host.clone());
+        host.identity(pid, &CgroupView::Host, &names).unwrap().1.tenant.name
+    }
+
+    #[test]
+    fn a_job_without_cgroups_is_known_by_roots_slurmstepd() {
+        let (_root, host) = host(&[
+            (10, 1, "slurmstepd", 0, "slurmstepd: [42.batch]\0", "/system.slice/slurmd.service"),
+            (11, 10, "slurm_script", 1000, "/bin/sh\0", "/system.slice/slurmd.service"),
+            (12, 11, "python", 1000, "python\0", "/"),
+            // A user's process may call itself anything.
+            (20, 1, "slurmstepd", 1000, "slurmstepd: [42.batch]\0", "/"),
+            (21, 20, "python", 1000, "python\0", "/"),
+            // slurmd itself.
+            (9, 1, "slurmd", 0, "slurmd\0", "/system.slice/slurmd.service"),
+        ]);
+        assert_eq!(tenant(&host, 11), "slurm:42");
+        assert_eq!(tenant(&host, 12), "slurm:42");
+        assert_eq!(tenant(&host, 21), "user:1000");
+        assert_eq!(tenant(&host, 9), "systemd:slurmd.service");
+    }
+
+    #[test]
+    fn live_self_has_an_identity_with_the_path_it_came_from() {
+        let host = Host::live();
+        let view = host.enter_cgroups();
+        let (start, identity) =
+            host.identity(std::process::id(), &view, &HostNames::new(host.clone())).unwrap();
+        assert_eq!(start, host.start(std::process::id()).unwrap());
+        assert!(identity.path.is_some() && identity.uid.is_some());
+        assert!(host.identity(u32::MAX, &view, &HostNames::new(host.clone())).unwrap_err().is_gone());
+    }
+}
