@@ -5,14 +5,19 @@ mod containers;
 mod pods;
 mod units;
 
+use std::fmt::Write;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
 use crate::identity::{Owner, Runtime};
-use crate::{Host, read};
+use crate::{Host, Kubelet, Listing, read};
 
 /// Bytes of one name in a label.
 const MAX_NAME: usize = 128;
 const MAX_PASSWD: u64 = 4 << 20;
 /// Containers and pods of one host; what is past it stays without a name.
-const MAX_ENTRIES: usize = 8192;
+pub(crate) const MAX_ENTRIES: usize = 8192;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodName {
@@ -43,15 +48,26 @@ pub trait Names {
     fn adopted(&self, id: &str, parent: &str) -> Option<(Runtime, Named)>;
 }
 
-/// [`Names`] from the host's files, read anew each time.
+/// [`Names`] from the host's files, read anew each time, and from what kubelet's thread last heard.
 #[derive(Clone, Debug)]
 pub struct HostNames {
     host: Host,
+    listing: Option<Arc<ArcSwap<Listing>>>,
 }
 
 impl HostNames {
     pub fn new(host: Host) -> Self {
-        Self { host }
+        Self { host, listing: None }
+    }
+
+    /// Also from what kubelet and the runtime answer.
+    #[must_use]
+    pub fn with(self, kubelet: &Kubelet) -> Self {
+        Self { listing: Some(kubelet.share()), ..self }
+    }
+
+    fn listed<T>(&self, pick: impl Fn(&Listing) -> Option<T>) -> Option<T> {
+        pick(&self.listing.as_ref()?.load())
     }
 
     fn passwd<T>(&self, uid: u32, pick: impl Fn(&[&str]) -> Option<T>) -> Option<T> {
@@ -75,15 +91,18 @@ impl Names for HostNames {
     }
 
     fn pod(&self, uid: &str, container: Option<&str>) -> Option<PodName> {
-        self.logged_pod(uid).or_else(|| self.noted_pod(uid, container?))
+        self.logged_pod(uid)
+            .or_else(|| self.listed(|listing| listing.pod(uid)))
+            .or_else(|| self.noted_pod(uid, container?))
     }
 
     fn pod_container(&self, pod_uid: &str, container_id: &str) -> Option<String> {
-        self.name_in_pod(pod_uid, container_id)
+        self.listed(|listing| listing.container(pod_uid, container_id))
+            .or_else(|| self.name_in_pod(pod_uid, container_id))
     }
 
     fn pod_of(&self, container_id: &str) -> Option<String> {
-        self.noted_uid(container_id)
+        self.listed(|listing| listing.pod_of(container_id)).or_else(|| self.noted_uid(container_id))
     }
 
     fn container(&self, runtime: Runtime, id: &str, owner: &Owner) -> Option<Named> {
@@ -109,7 +128,7 @@ pub(crate) fn clean(name: &str) -> String {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         cleaned.truncate(cleaned.floor_char_boundary(MAX_NAME - 17));
-        cleaned.push_str(&format!("~{digest:016x}"));
+        let _ = write!(cleaned, "~{digest:016x}");
     }
     cleaned
 }

@@ -3,6 +3,7 @@
 
 pub mod device;
 pub mod error;
+pub mod grant;
 pub mod ids;
 pub mod node;
 pub mod sample;

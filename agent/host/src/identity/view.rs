@@ -2,9 +2,10 @@
 //! Refuses a mount that is not the hierarchy's root: its paths would be somebody else's.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     fs::File,
     os::{fd::AsFd, unix::fs::MetadataExt},
+    path::PathBuf,
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -15,6 +16,8 @@ use crate::{Host, HostError, Namespace, read};
 const MAX_MOUNTS: u64 = 4 << 20;
 /// Cgroups of a host that are looked through for one of them.
 const MAX_CGROUPS: usize = 32_768;
+/// Levels from the root of a hierarchy to a pod.
+const MAX_DEPTH: u32 = 4;
 /// The inode of the root of a cgroup hierarchy.
 const ROOT_INODE: u64 = 1;
 
@@ -78,6 +81,40 @@ impl Host {
             }
         }
         None
+    }
+
+    /// UIDs of the pods that have cgroups here; `None` where no hierarchy can be read.
+    pub fn live_pods(&self) -> Option<BTreeSet<String>> {
+        let roots =
+            ["", "unified", "memory", "systemd"].map(|root| self.path(&format!("sys/fs/cgroup/{root}")));
+        let roots: Vec<PathBuf> =
+            roots.into_iter().filter(|root| root.join("cgroup.procs").exists()).collect();
+        if roots.is_empty() {
+            return None;
+        }
+        let mut pods = BTreeSet::new();
+        let mut waiting: VecDeque<(PathBuf, u32)> = roots.into_iter().map(|root| (root, 0)).collect();
+        while let Some((directory, depth)) = waiting.pop_front() {
+            for name in read::names_in(&directory, MAX_CGROUPS) {
+                let stem = name.strip_suffix(shape::SLICE).unwrap_or(&name);
+                let uid = match stem.rsplit_once("-pod") {
+                    Some((parent, uid)) if parent.contains("kubepods") => shape::pod_uid(uid),
+                    _ if depth > 0 => stem.strip_prefix("pod").and_then(shape::pod_uid),
+                    _ => None,
+                };
+                let inner = name.contains("kubepods")
+                    || name.starts_with("kubelet")
+                    || (depth > 0 && matches!(name.as_str(), "burstable" | "besteffort"));
+                match uid {
+                    Some(uid) => drop(pods.insert(uid)),
+                    None if inner && depth < MAX_DEPTH => {
+                        waiting.push_back((directory.join(name), depth + 1))
+                    }
+                    None => {}
+                }
+            }
+        }
+        Some(pods)
     }
 
     /// Whether cgroup paths are shown from the host's root.

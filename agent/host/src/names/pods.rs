@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::{HostNames, MAX_ENTRIES, PodName, clean, known};
-use crate::read;
+use crate::{Host, read};
 
 const LOGS: &str = "var/log/pods";
 /// Where CRI containers run; other namespaces of containerd take any annotation from anybody.
@@ -42,10 +42,7 @@ impl HostNames {
 
     pub(super) fn logged_pod(&self, uid: &str) -> Option<PodName> {
         let directory = self.pod_logs(uid)?;
-        // Kubernetes names hold no underscore.
-        let parts: Vec<&str> = directory.split('_').collect();
-        let [namespace, pod, _] = parts.as_slice() else { return None };
-        pod_name(namespace, pod, "/var/log/pods")
+        logged(&directory).map(|(_, name)| name)
     }
 
     /// As the runtime noted it, if it noted this pod's UID. A static pod's hash is its UID there as well.
@@ -139,6 +136,21 @@ impl HostNames {
         let known = labels.contains_key("io.kubernetes.docker.type") && self.docker_is_podded(container);
         known.then(|| Note { sandbox, from: "docker's config.v2.json", ..Note::labelled(labels) })
     }
+}
+
+impl Host {
+    /// Every pod that kubelet keeps logs of, running or not, by UID.
+    pub(crate) fn logged_pods(&self) -> Vec<(String, PodName)> {
+        let directories = read::names_in(&self.path(LOGS), MAX_ENTRIES);
+        directories.iter().filter_map(|directory| logged(directory)).collect()
+    }
+}
+
+/// `<namespace>_<pod>_<uid>`; Kubernetes names hold no underscore.
+fn logged(directory: &str) -> Option<(String, PodName)> {
+    let parts: Vec<&str> = directory.split('_').collect();
+    let [namespace, pod, uid] = parts.as_slice() else { return None };
+    Some(((*uid).to_owned(), pod_name(namespace, pod, "/var/log/pods")?))
 }
 
 impl Note {
