@@ -2,6 +2,7 @@
 //! Refuses unknown keys and values out of range, with their place and what is allowed.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -9,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
 /// Every key with its comment, as shipped.
@@ -39,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) kernel: Kernel,
     pub(crate) nvml: Nvml,
     pub(crate) tenants: Tenants,
+    pub(crate) waits: Waits,
     pub(crate) log: Log,
 }
 
@@ -84,6 +87,30 @@ pub(crate) struct Tenants {
     pub(crate) max: usize,
     #[serde(with = "humantime_serde")]
     pub(crate) retention: Duration,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Waits {
+    pub(crate) enabled: bool,
+    #[serde(with = "humantime_serde")]
+    pub(crate) slow_call: Duration,
+    pub(crate) symbols: BTreeMap<String, String>,
+}
+
+impl Waits {
+    /// The table of symbols with the ones of the configuration before it.
+    pub(crate) fn classes(&self) -> Result<Classes> {
+        let mut extra = Vec::new();
+        for (symbol, class) in &self.symbols {
+            let names: Vec<&str> = WaitClass::ALL.iter().map(|class| class.as_str()).collect();
+            let class = WaitClass::parse(class).with_context(|| {
+                format!("waits.symbols: {class:?} is no wait class; they are {}", names.join(", "))
+            })?;
+            extra.push((symbol.as_str(), class));
+        }
+        Classes::new(extra).context("waits.symbols")
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -135,6 +162,12 @@ impl Default for Nvml {
 impl Default for Tenants {
     fn default() -> Self {
         Self { max: 512, retention: Duration::from_mins(15) }
+    }
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { enabled: true, slow_call: Duration::from_millis(100), symbols: BTreeMap::new() }
     }
 }
 

@@ -15,11 +15,14 @@ use std::{
 use arc_swap::ArcSwap;
 use cotenant_abi::SYMBOLS;
 use cotenant_host::{Host, Library, Mapping, exports, is_libcuda};
-use cotenant_kernel::{Happening, LibraryId, Probes, Watcher};
+use cotenant_kernel::{Happening, LibraryId, Probes, Report, Watcher};
 use cotenant_model::sample::LibraryState;
 use tracing::{debug, info, warn};
 
-use crate::registry::Registry;
+use crate::{
+    registry::{Eyes, Registry},
+    reports::{Reported, Reports},
+};
 
 /// Wait for events this long; also how fast a stop is seen.
 const WAIT: Duration = Duration::from_millis(200);
@@ -48,7 +51,10 @@ pub(crate) struct Discovery {
     watcher: Watcher,
     probes: Probes,
     registry: Arc<Mutex<Registry>>,
+    /// Processes are looked at with these while the registry is free for the tick.
+    eyes: Option<Eyes>,
     published: Arc<ArcSwap<Vec<LibraryState>>>,
+    reports: Arc<Mutex<Reports>>,
     libraries: BTreeMap<(u64, u64), Watched>,
     next: u32,
     own_pid: u32,
@@ -61,9 +67,22 @@ impl Discovery {
         probes: Probes,
         registry: Arc<Mutex<Registry>>,
         published: Arc<ArcSwap<Vec<LibraryState>>>,
+        reports: Arc<Mutex<Reports>>,
     ) -> Self {
         let own_pid = std::process::id();
-        Self { host, watcher, probes, registry, published, libraries: BTreeMap::new(), next: 0, own_pid }
+        let eyes = registry.lock().ok().map(|registry| registry.eyes());
+        Self {
+            host,
+            watcher,
+            probes,
+            registry,
+            eyes,
+            published,
+            reports,
+            libraries: BTreeMap::new(),
+            next: 0,
+            own_pid,
+        }
     }
 
     /// Until `stop`. Everything is detached when this returns.
@@ -93,6 +112,7 @@ impl Discovery {
                         mapped.insert(pid);
                     }
                     Happening::MappingsLost(_) => lost = true,
+                    Happening::Reported(report) => self.pass_on(report),
                     other => self.react(&other),
                 }
             }
@@ -114,15 +134,31 @@ impl Discovery {
     fn react(&mut self, happening: &Happening) {
         match *happening {
             Happening::ProcessSeen { id, tgid, cgroup_id } => {
+                let sight = self.eyes.as_ref().and_then(|eyes| eyes.look(tgid));
                 if let Ok(mut registry) = self.registry.lock() {
-                    registry.meet(id, tgid, cgroup_id);
+                    registry.meet(id, tgid, cgroup_id, sight);
                 }
             }
             // Nothing is let go on a tenant's word: both stay attached, and a call counts once all the same.
             Happening::DuplicateLibrary { goes, stays } => {
                 info!(first = stays.0, second = goes.0, "two libraries seem to share their code");
             }
-            Happening::Mapped { .. } | Happening::MappingsLost(_) | Happening::ProcessEnded { .. } => {}
+            Happening::Mapped { .. }
+            | Happening::MappingsLost(_)
+            | Happening::ProcessEnded { .. }
+            | Happening::Reported(_) => {}
+        }
+    }
+
+    fn pass_on(&mut self, report: Report) {
+        let (mut victim, mut trigger) = (None, None);
+        if let Report::Killed(thread) = &report
+            && let Ok(mut registry) = self.registry.lock()
+        {
+            (victim, trigger) = (registry.look(thread.tgid), registry.look(thread.trigger));
+        }
+        if let Ok(mut reports) = self.reports.lock() {
+            reports.push(Reported { report, victim, trigger });
         }
     }
 
@@ -156,8 +192,9 @@ impl Discovery {
                 Err(error) => warn!(pid, error = %chain(&error), "a libcuda cannot be probed"),
             }
         }
+        let sight = self.eyes.as_ref().and_then(|eyes| eyes.look(pid));
         if let Ok(mut registry) = self.registry.lock() {
-            registry.foresee(pid, witnessed.then_some(start));
+            registry.foresee(pid, sight, witnessed.then_some(start));
         }
     }
 
@@ -248,8 +285,11 @@ impl Discovery {
             }
             !idle
         });
+        let running = self.registry.lock().map(|registry| registry.running()).unwrap_or_default();
+        let dead: Vec<(u32, u64)> =
+            running.into_iter().filter(|(pid, start)| !self.host.alive(*pid, *start)).collect();
         if let Ok(mut registry) = self.registry.lock() {
-            registry.prune();
+            registry.bury(&dead);
         }
         self.publish();
     }

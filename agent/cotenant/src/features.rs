@@ -2,7 +2,7 @@
 //! Refuses to fail the start for one missing facility: each costs its own feature only.
 
 use cotenant_host::Host;
-use cotenant_kernel::{Boundary, ExitRule, HostFacts, Kernel, Plan};
+use cotenant_kernel::{Boundary, ExitRule, HostFacts, Kernel, Plan, TaskOffsets, Waits};
 use cotenant_model::view::{Feature, FeatureState};
 
 use crate::discovery::chain;
@@ -24,6 +24,14 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
             btf.member_offset("signal_struct", "live").ok()?,
         ))
     });
+    let task = host.btf().ok().and_then(|btf| {
+        let of = |member| btf.member_offset("task_struct", member).ok();
+        Some(TaskOffsets {
+            pid: of("pid")?,
+            state: of("__state").or_else(|| of("state"))?,
+            flags: of("flags")?,
+        })
+    });
     let kprobes = host.has_kprobes();
     let facts = HostFacts {
         kernel,
@@ -36,8 +44,30 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         ioctl_tracepoint: host.event_format("syscalls", "sys_enter_ioctl").is_ok(),
         group_dead_offset: offset("sched", "sched_process_exit", "group_dead"),
         signal_live,
+        task,
+        interrupts: interrupts(host),
+        contention: host.event_format("lock", "contention_begin").is_ok(),
+        victim_offset: offset("oom", "mark_victim", "pid"),
     };
     (facts, features)
+}
+
+/// Kernel text that runs in interrupt context only. Exceptions come before interrupts in their section and are left
+/// out: what a process does in a page fault is its own doing.
+fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
+    let names = [
+        "asm_common_interrupt",
+        "__irqentry_text_start",
+        "__irqentry_text_end",
+        "handle_softirqs",
+        "__do_softirq",
+    ];
+    let ranges = host.text_range(&names).ok()?;
+    let start = |at: usize| ranges.get(at).copied().flatten().map(|(start, _)| start);
+    let entry = start(0).or_else(|| start(1))?;
+    let end = start(2).filter(|end| *end > entry)?;
+    let (soft, soft_end) = ranges[3].or(ranges[4]).unwrap_or((0, 0));
+    Some([[entry, end - entry], [soft, soft_end - soft]])
 }
 
 /// The state of everything that was planned, after the attempt.
@@ -75,6 +105,46 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
         ),
         (None, true) => feature("vmm_unmap", FeatureState::Active, String::new()),
     });
+    let hooks = ["sched_switch", "sched_waking"].iter().find_map(|name| failed(name));
+    features.push(match (hooks, plan.waits) {
+        (Some(reason), _) => feature("waits", FeatureState::Broken, reason),
+        (None, None) => feature(
+            "waits",
+            FeatureState::Unsupported,
+            "no /sys/kernel/btf/vmlinux, so the layout of a task is not known (or waits.enabled = false): who waits \
+             for whom is not seen"
+                .into(),
+        ),
+        (None, Some(Waits { interrupts: None, .. })) => feature(
+            "waits",
+            FeatureState::Degraded,
+            "/proc/kallsyms shows no addresses: waits have no class, and an interrupt may be taken for the process \
+             that it interrupted; set kernel.kptr_restrict to 0 or 1 and give the agent CAP_SYSLOG"
+                .into(),
+        ),
+        (None, Some(_)) => feature("waits", FeatureState::Active, String::new()),
+    });
+    let contention = ["contention_begin", "contention_end"].iter().find_map(|name| failed(name));
+    features.push(match (contention, plan.waits) {
+        (Some(reason), _) => feature("lock_mode", FeatureState::Broken, reason),
+        (None, Some(Waits { contention: true, .. })) => {
+            feature("lock_mode", FeatureState::Active, String::new())
+        }
+        (None, _) => feature(
+            "lock_mode",
+            FeatureState::Unsupported,
+            "no lock:contention_begin (Linux 5.19): readers and writers of a lock are not told apart".into(),
+        ),
+    });
+    features.push(match (failed("mark_victim"), plan.kills) {
+        (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
+        (None, None) => feature(
+            "oom_kills",
+            FeatureState::Unsupported,
+            "no oom:mark_victim under tracefs: kills for memory are not seen".into(),
+        ),
+        (None, Some(_)) => feature("oom_kills", FeatureState::Active, String::new()),
+    });
     features.push(match &kernel.watcher.blind {
         Some(error) => feature("mapping_watch", FeatureState::Degraded, chain(error)),
         None => feature("mapping_watch", FeatureState::Active, String::new()),
@@ -84,9 +154,18 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
 
 /// Without the kernel side: every one of its features is broken for the same reason.
 pub(crate) fn without_kernel(reason: &str) -> Vec<Feature> {
-    ["allocation_probes", "gpu_boundary", "process_life", "vmm_unmap", "mapping_watch"]
-        .map(|name| feature(name, FeatureState::Broken, reason.to_owned()))
-        .into()
+    [
+        "allocation_probes",
+        "gpu_boundary",
+        "process_life",
+        "vmm_unmap",
+        "waits",
+        "lock_mode",
+        "oom_kills",
+        "mapping_watch",
+    ]
+    .map(|name| feature(name, FeatureState::Broken, reason.to_owned()))
+    .into()
 }
 
 pub(crate) fn pid_namespace(host: &Host) -> Feature {

@@ -93,7 +93,7 @@ pub(crate) fn identify(asked: &Asked) -> Result<()> {
     let identity = match (&asked.cgroup, asked.pid) {
         (Some(path), _) => identify_path(&line(path)?, None, &view, &names),
         (None, Some(pid)) => match host.identity(pid, &view, &names) {
-            Ok((_, identity)) => identity,
+            Ok(observed) => observed.identity,
             Err(error) if error.is_gone() => bail!("no process {pid} on this host"),
             Err(error) => return Err(error).with_context(|| format!("cannot identify process {pid}")),
         },

@@ -3,12 +3,15 @@
 
 mod config;
 mod discovery;
+mod events;
 mod features;
 mod identify;
 mod node;
 mod registry;
+mod reports;
 mod run;
 mod serve;
+mod stacks;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -16,7 +16,7 @@ use cotenant_export::{Guard, Limits};
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Node, Tenant, Tenants,
+    Absence, DeviceSample, GpuId, Names, Node, Tenant,
     sample::{KernelSample, LibraryState},
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
 };
@@ -25,8 +25,11 @@ use tracing::warn;
 use crate::{
     config::Config,
     discovery::chain,
+    events::{Events, Tick},
     features::feature,
     registry::{Registry, Resolved},
+    reports::Reports,
+    stacks::Stacks,
 };
 
 const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
@@ -36,6 +39,9 @@ pub(crate) struct Ticker {
     pub(crate) reader: Option<Reader>,
     pub(crate) device: Option<Device>,
     pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) reports: Arc<Mutex<Reports>>,
+    pub(crate) stacks: Stacks,
+    pub(crate) events: Events,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
@@ -83,6 +89,7 @@ impl Ticker {
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
+        self.stacks.learn(std::mem::take(&mut kernel.stacks));
         let now = self.started.elapsed();
         let pids: BTreeSet<u32> = device
             .gpus
@@ -100,7 +107,25 @@ impl Ticker {
             state.listed = (Some(device.taken), by_pid);
         }
         let (by_process, by_pid) = (&by_process, &state.listed.1);
-        let step = state.node.advance(&kernel, &device, Tenants { by_process, by_pid }, now, retention);
+        let names = Names { by_process, by_pid, classes: self.stacks.classes() };
+        let step = state.node.advance(&kernel, &device, names, now, retention);
+        let (reports, unfetched) =
+            self.reports.lock().map(|mut reports| (reports.fetch(), reports.dropped())).unwrap_or_default();
+        let only = match state.known.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        };
+        let mut events = self.events.observe(Tick {
+            kernel: &kernel,
+            device: &device,
+            tenants: by_process,
+            blame: &step.fresh_blame,
+            reports,
+            stacks: &self.stacks,
+            reader: self.reader.as_ref(),
+            only,
+        });
+        events.lost += unfetched;
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -114,8 +139,11 @@ impl Ticker {
             started_unix: self.started_unix,
             gpus: step.gpus,
             tenants: step.tenants,
+            blame: step.blame,
+            events,
             agent: self.agent(kernel, &device, now, state.cost),
         };
+        view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
         view
@@ -193,6 +221,7 @@ impl Ticker {
             resident_bytes: own.map_or(0, |own| own.resident_bytes),
             tick_seconds: cost.as_secs_f64(),
             tenants_folded: 0,
+            blame_folded: 0,
             holder_candidates: Vec::new(),
             probe_cost_seconds: None,
         }

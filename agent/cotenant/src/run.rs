@@ -25,10 +25,13 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     config::{Config, LogFormat, simulated},
     discovery::{Discovery, chain},
+    events::{Events, Story},
     features,
     node::Ticker,
     registry::Registry,
-    serve::router,
+    reports::Reports,
+    serve::{Shared, router},
+    stacks::Stacks,
 };
 
 /// How long answers that are under way may take once a stop is asked for.
@@ -36,6 +39,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(config: &Config) -> Result<()> {
     log(config)?;
+    let classes = config.waits.classes()?;
     let started = Instant::now();
     let host = Host::at(&config.agent.root);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -48,7 +52,12 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
     })?;
     let (facts, mut features) = features::facts(&host);
-    let plan = decide(&facts, Choices { syscall_tracepoint: config.kernel.syscall_tracepoint });
+    let choices = Choices {
+        syscall_tracepoint: config.kernel.syscall_tracepoint,
+        waits: config.waits.enabled,
+        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
+    };
+    let plan = decide(&facts, choices);
     let sizes = MapSizes {
         processes: config.kernel.processes,
         threads: config.kernel.threads,
@@ -76,17 +85,28 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let published = Arc::new(ArcSwapOption::empty());
     let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
+    let reports = Arc::new(Mutex::new(Reports::default()));
+    let story = Arc::new(Mutex::new(Story::default()));
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
     let mut threads = Vec::new();
     let mut reader = None;
     if let Some(Kernel { reader: maps, probes, watcher, .. }) = kernel {
         reader = Some(maps);
-        let discovery =
-            Discovery::new(host.clone(), watcher, probes, Arc::clone(&registry), Arc::clone(&libraries));
+        let discovery = Discovery::new(
+            host.clone(),
+            watcher,
+            probes,
+            Arc::clone(&registry),
+            Arc::clone(&libraries),
+            Arc::clone(&reports),
+        );
         let stop = Arc::clone(&stop);
         threads.push(spawn("discovery", move || discovery.run(&stop))?);
     }
     let ticker = Ticker {
+        stacks: Stacks::new(host.clone(), classes),
+        events: Events::new(&host, Arc::clone(&registry), Arc::clone(&story)),
+        reports,
         host,
         reader,
         device,
@@ -106,7 +126,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let (asked, mut stopping) = tokio::sync::watch::channel(());
-        let server = axum::serve(listener, router(published))
+        let server = axum::serve(listener, router(Shared { published, story }))
             .with_graceful_shutdown(async move {
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
                 let _ = asked.send(());

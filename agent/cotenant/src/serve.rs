@@ -1,32 +1,51 @@
-//! Owns the HTTP surface: /metrics, /healthz, /readyz, /status.
+//! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/incidents, /api/v1/kills.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
-use std::{fmt::Write, sync::Arc};
+use std::{
+    fmt::Write,
+    sync::{Arc, Mutex},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use arc_swap::ArcSwapOption;
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
 };
 use cotenant_export::{encode, negotiate, rows};
-use cotenant_model::view::{FeatureState, View};
+use cotenant_model::{
+    Tenant,
+    explain::Explained,
+    kill::Kill,
+    view::{FeatureState, View},
+};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-type Published = Arc<ArcSwapOption<View>>;
+use crate::events::Story;
+
+/// What answers are made of.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) published: Arc<ArcSwapOption<View>>,
+    pub(crate) story: Arc<Mutex<Story>>,
+}
 
 /// Attribution rests on these; without one of them `/readyz` says no.
 const NEEDED: [&str; 3] = ["allocation_probes", "process_life", "host_pid_namespace"];
 
-pub(crate) fn router(published: Published) -> Router {
+pub(crate) fn router(shared: Shared) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/status", get(status))
-        .with_state(published)
+        .route("/api/v1/incidents", get(incidents))
+        .route("/api/v1/kills", get(kills))
+        .with_state(shared)
 }
 
 fn not_yet() -> Response {
@@ -34,7 +53,7 @@ fn not_yet() -> Response {
         .into_response()
 }
 
-async fn metrics(State(published): State<Published>, headers: HeaderMap) -> Response {
+async fn metrics(State(Shared { published, .. }): State<Shared>, headers: HeaderMap) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = negotiate(accept);
@@ -46,7 +65,7 @@ async fn metrics(State(published): State<Published>, headers: HeaderMap) -> Resp
     }
 }
 
-async fn ready(State(published): State<Published>) -> Response {
+async fn ready(State(Shared { published, .. }): State<Shared>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let bad = |state| !matches!(state, FeatureState::Active | FeatureState::Disabled);
     let ready =
@@ -59,9 +78,101 @@ async fn ready(State(published): State<Published>) -> Response {
     (code, text).into_response()
 }
 
-async fn status(State(published): State<Published>) -> Response {
+async fn status(State(Shared { published, .. }): State<Shared>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     Json(describe(&view)).into_response()
+}
+
+/// `?since=15m&tenant=docker:db`: both may be left out.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Which {
+    since: Option<String>,
+    tenant: Option<String>,
+}
+
+/// What somebody asked for cannot be read.
+fn refused(reason: &str) -> Response {
+    (StatusCode::BAD_REQUEST, format!("{reason}\n")).into_response()
+}
+
+/// The moment from which on something is wanted.
+fn since(which: &Which) -> Result<Option<f64>, String> {
+    let Some(text) = &which.since else { return Ok(None) };
+    let ago = humantime::parse_duration(text)
+        .map_err(|error| format!("since: {error}; write a duration such as 15m or 2h"))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok(Some(now.saturating_sub(ago).as_secs_f64()))
+}
+
+async fn incidents(
+    State(Shared { story, .. }): State<Shared>,
+    which: Result<Query<Which>, QueryRejection>,
+) -> Response {
+    let which = match which {
+        Ok(Query(which)) => which,
+        Err(error) => return refused(&error.body_text()),
+    };
+    let since = match since(&which) {
+        Ok(since) => since,
+        Err(reason) => return refused(&reason),
+    };
+    let Ok(story) = story.lock() else {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "the incidents are not readable\n").into_response();
+    };
+    let list = story.incidents.list(since, which.tenant.as_deref());
+    drop(story);
+    let explained: Vec<Explained> = list.into_iter().map(Explained::from).collect();
+    Json(json!({ "incidents": explained })).into_response()
+}
+
+async fn kills(
+    State(Shared { story, .. }): State<Shared>,
+    which: Result<Query<Which>, QueryRejection>,
+) -> Response {
+    let which = match which {
+        Ok(Query(which)) => which,
+        Err(error) => return refused(&error.body_text()),
+    };
+    let since = match since(&which) {
+        Ok(since) => since,
+        Err(reason) => return refused(&reason),
+    };
+    let Ok(story) = story.lock() else {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "the kills are not readable\n").into_response();
+    };
+    let wanted = |(at, kill): &&(f64, Kill)| {
+        let of = kill.tenant.as_ref().map(|tenant| tenant.name.as_str());
+        since.is_none_or(|since| *at >= since) && which.tenant.as_deref().is_none_or(|name| of == Some(name))
+    };
+    let kills: Vec<Value> =
+        story.kills.iter().filter(wanted).map(|(at, kill)| kill_json(*at, kill)).collect();
+    Json(json!({ "kills": kills })).into_response()
+}
+
+fn kill_json(at: f64, kill: &Kill) -> Value {
+    let name = |tenant: &Option<Tenant>| tenant.as_ref().map(|tenant| tenant.name.clone());
+    json!({
+        "time_unix": at,
+        "tenant": name(&kill.tenant),
+        "pid": kill.tgid,
+        "command": kill.comm,
+        "scope": kill.scope.map(cotenant_model::kill::Scope::as_str),
+        "limit_owner": kill.limit_owner,
+        "cgroup": kill.task_cgroup,
+        "trigger": kill.trigger.as_ref().map(|trigger| json!({ "pid": trigger.tgid, "tenant": name(&trigger.tenant) })),
+        "agreement": kill.agreement.as_str(),
+        "held": kill.held.as_ref().map(|held| json!({
+            "live": held.live.iter().map(|((gpu, kind), bytes)| json!({
+                "gpu": gpu.as_str(), "memory_kind": kind.as_str(), "bytes": bytes,
+            })).collect::<Vec<_>>(),
+            "on_unknown_gpu": held.elsewhere,
+            "host_pinned": held.pinned,
+            "neighbours": held.neighbours.iter().map(|(gpu, tenant)| json!({
+                "gpu": gpu.as_str(), "tenant": tenant.name,
+            })).collect::<Vec<_>>(),
+        })),
+    })
 }
 
 fn describe(view: &View) -> Value {

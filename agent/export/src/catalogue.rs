@@ -157,6 +157,35 @@ pub(crate) mod attributes {
         "`pod`, `docker`, `podman`, `containerd`, `crio`, `ecs`, `lxc`, `systemd`, `slurm`, `user`, `system`, \
          `other`, `unknown`",
     );
+    pub(crate) const VICTIM: Attribute =
+        always("cotenant.victim", "victim", "the tenant whose thread was blocked, as in `tenant`");
+    pub(crate) const CULPRIT: Attribute = always(
+        "cotenant.culprit",
+        "culprit",
+        "the tenant that had what was waited for, as in `tenant`; `device` (an interrupt or a timer), `kernel` (a \
+         kernel thread), `unknown` (nobody was seen)",
+    );
+    pub(crate) const RELATION: Attribute = always(
+        "cotenant.culprit.relation",
+        "relation",
+        "`neighbour` (another tenant), `self`, `device`, `kernel`, `unknown`",
+    );
+    pub(crate) const INCIDENT_KIND: Attribute = always(
+        "cotenant.incident.kind",
+        "kind",
+        "`noisy_neighbour`, `stall`, `allocation_failure`, `near_miss`, `oom_kill`, `xid`, `xid_echo`",
+    );
+    pub(crate) const OOM_SCOPE: Attribute = always(
+        "cotenant.oom.scope",
+        "scope",
+        "`memcg` (a memory cgroup's limit), `cpuset`, `global` (the host), `unknown` (the kernel's log did not say)",
+    );
+    pub(crate) const XID: Attribute = always("cotenant.gpu.xid", "xid", "the driver's number for the fault");
+    pub(crate) const WAIT_CLASS: Attribute = always(
+        "cotenant.wait.class",
+        "wait_class",
+        "`rm_api_lock`, `gpu_lock`, `reclaim`, `uvm_eviction`, `userspace_lock`, `device`, `other`",
+    );
     pub(crate) const NAMESPACE: Attribute =
         kubernetes("k8s.namespace.name", "k8s_namespace_name", "the pod's namespace");
     pub(crate) const POD: Attribute = kubernetes("k8s.pod.name", "k8s_pod_name", "the pod");
@@ -164,6 +193,10 @@ pub(crate) mod attributes {
         kubernetes("k8s.container.name", "k8s_container_name", "the container in the pod");
 
     pub(crate) const HW_ID: Attribute = always("hw.id", "hw_id", "the NVML UUID, `GPU-…` or `MIG-…`");
+    pub(crate) const HW_ID_OR_UNKNOWN: Attribute = Attribute {
+        values: "the NVML UUID, `GPU-…` or `MIG-…`; `unknown` when nobody said which GPU",
+        ..HW_ID
+    };
     /// Of rows that come from the ledger, where the GPU may be none or not known.
     pub(crate) const LEDGER_HW_ID: Attribute = Attribute {
         values: "the NVML UUID, `GPU-…` or `MIG-…`; `unknown` when the call did not say which GPU",

@@ -8,9 +8,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cotenant_model::blame::{Edge, Share};
+use cotenant_model::excess::Excess;
 use cotenant_model::sample::{Confidence, Histogram};
 use cotenant_model::view::{MemoryTotals, TenantView, View};
-use cotenant_model::{CudaError, Tenant, TenantKind};
+use cotenant_model::{CudaError, Culprit, Tenant, TenantKind};
 
 use crate::label::clean_tenant;
 
@@ -36,12 +38,24 @@ pub struct Guard {
     folded: BTreeMap<Tenant, TenantView>,
     /// The counters of `other` so far, once somebody was folded. Its levels are made anew each tick.
     other: Option<TenantView>,
+    /// Blame with a folded tenant at either end, as it was at the last tick.
+    folded_blame: BTreeMap<Edge, Share>,
+    /// Blame of and on `other` so far.
+    other_blame: BTreeMap<Edge, Share>,
     folded_total: u64,
 }
 
 impl Guard {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, own: BTreeSet::new(), folded: BTreeMap::new(), other: None, folded_total: 0 }
+        Self {
+            limits,
+            own: BTreeSet::new(),
+            folded: BTreeMap::new(),
+            other: None,
+            folded_blame: BTreeMap::new(),
+            other_blame: BTreeMap::new(),
+            folded_total: 0,
+        }
     }
 
     /// Bounds the view's tenants. Call once per tick, before [`crate::rows()`], with every view.
@@ -70,6 +84,47 @@ impl Guard {
         }
         self.folded = members.into_iter().map(|member| (member.tenant.clone(), member)).collect();
         view.agent.tenants_folded += self.folded_total;
+        self.fold_blame(view);
+    }
+
+    /// Edges of folded tenants become edges of `other`, which for the same reason as its counters only grow.
+    fn fold_blame(&mut self, view: &mut View) {
+        let mut edges = BTreeMap::new();
+        let mut folded = BTreeMap::new();
+        for (edge, share) in std::mem::take(&mut view.blame) {
+            let edge = distinct_edge(edge);
+            let ends = self.published(&edge);
+            if ends == edge {
+                add_share(edges.entry(edge).or_default(), share);
+            } else {
+                add_share(folded.entry(edge).or_default(), share);
+            }
+        }
+        for (edge, share) in &folded {
+            let past = self.folded_blame.get(edge).copied().unwrap_or_default();
+            let grown =
+                Share { waits: since(share.waits, past.waits), time_ns: since(share.time_ns, past.time_ns) };
+            add_share(self.other_blame.entry(self.published(edge)).or_default(), grown);
+        }
+        self.folded_blame = folded;
+        let (own, other) = (&self.own, Tenant::other());
+        self.other_blame.retain(|(victim, ..), _| *victim == other || own.contains(victim));
+        for (edge, share) in &self.other_blame {
+            add_share(edges.entry(edge.clone()).or_default(), *share);
+        }
+        view.blame = edges;
+    }
+
+    /// An edge with `other` in place of folded tenants.
+    fn published(&self, (victim, culprit, class): &Edge) -> Edge {
+        let bounded = |tenant: &Tenant| {
+            if self.folded.contains_key(tenant) { Tenant::other() } else { tenant.clone() }
+        };
+        let culprit = match culprit {
+            Culprit::Tenant(tenant) => Culprit::Tenant(bounded(tenant)),
+            other => other.clone(),
+        };
+        (bounded(victim), culprit, *class)
     }
 
     /// Gives newcomers the free places, the biggest first; the rest will be folded.
@@ -84,6 +139,21 @@ impl Guard {
         self.own.extend(newcomers[..free].iter().map(|(tenant, _)| (*tenant).clone()));
         self.folded_total += (newcomers.len() - free) as u64;
     }
+}
+
+/// An edge with its tenants' names as published.
+fn distinct_edge((victim, culprit, class): Edge) -> Edge {
+    let clean = |tenant: Tenant| clean_tenant(&tenant).unwrap_or(tenant);
+    let culprit = match culprit {
+        Culprit::Tenant(tenant) => Culprit::Tenant(clean(tenant)),
+        other => other,
+    };
+    (clean(victim), culprit, class)
+}
+
+fn add_share(sum: &mut Share, more: Share) {
+    sum.waits += more.waits;
+    sum.time_ns += more.time_ns;
 }
 
 /// What makes a tenant worth its own series.
@@ -120,6 +190,8 @@ fn empty(tenant: Tenant) -> TenantView {
         operations: BTreeMap::new(),
         failures: BTreeMap::new(),
         latency: BTreeMap::new(),
+        waits: BTreeMap::new(),
+        excess: Excess::default(),
     }
 }
 
@@ -141,11 +213,17 @@ fn add_counters(sum: &mut TenantView, view: &TenantView) {
     for (operation, histogram) in &view.latency {
         sum.latency.entry(*operation).or_default().add(histogram);
     }
+    for (class, histogram) in &view.waits {
+        sum.waits.entry(*class).or_default().add(histogram);
+    }
+    sum.excess.time_ns += view.excess.time_ns;
+    sum.excess.calls += view.excess.calls;
 }
 
 /// Adds what is true now. The sum with an unknown part is unknown; confidence is the worst one.
 fn add_levels(sum: &mut TenantView, view: &TenantView) {
     sum.processes += view.processes;
+    sum.excess.unjudged += view.excess.unjudged;
     sum.confidence = sum.confidence.max(view.confidence);
     for (key, totals) in &view.memory {
         let mine = sum.memory.entry(key.clone()).or_default();
@@ -196,6 +274,16 @@ fn growth(now: &TenantView, before: Option<&TenantView>) -> TenantView {
             .latency
             .insert(*operation, past.map_or_else(|| histogram.clone(), |past| later(histogram, past)));
     }
+    for (class, histogram) in &now.waits {
+        let past = before.and_then(|view| view.waits.get(class));
+        grown.waits.insert(*class, past.map_or_else(|| histogram.clone(), |past| later(histogram, past)));
+    }
+    let past = before.map(|view| view.excess).unwrap_or_default();
+    grown.excess = Excess {
+        time_ns: since(now.excess.time_ns, past.time_ns),
+        calls: since(now.excess.calls, past.calls),
+        unjudged: 0,
+    };
     grown
 }
 

@@ -33,6 +33,8 @@ pub fn metrics_page() -> String {
     let mut page = INTRODUCTION.to_owned();
     let groups = [
         ("Tenants and their memory", "cotenant_gpu_"),
+        ("What happened", "cotenant_incidents_"),
+        ("Kills for memory", "cotenant_oom_"),
         ("Devices, by OpenTelemetry's conventions", "hw_"),
         ("The agent itself", "cotenant_agent_"),
     ];

@@ -2,7 +2,9 @@
 //! Refuses zeros for unknowns: a reading that is not there gives no row but its absence.
 
 mod agent;
+mod blame;
 mod device;
+mod events;
 mod tenant;
 
 use std::time::Duration;
@@ -89,7 +91,9 @@ impl From<&Histogram> for Value {
 pub fn rows(view: &View) -> Vec<Row> {
     let mut sheet = Sheet::new();
     agent::write(&mut sheet, view);
+    blame::write(&mut sheet, view);
     device::write(&mut sheet, view);
+    events::write(&mut sheet, view);
     tenant::write(&mut sheet, view);
     sheet.finish()
 }

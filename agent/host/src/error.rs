@@ -13,6 +13,11 @@ pub enum HostError {
     #[error("{} does not look like this kernel's format: {what}; report it with `uname -r`", path.display())]
     Malformed { path: PathBuf, what: &'static str },
     #[error(
+        "{} hides every address from this process; run `sysctl kernel.kptr_restrict=1` and give the agent CAP_SYSLOG",
+        path.display()
+    )]
+    AddressesHidden { path: PathBuf },
+    #[error(
         "tracefs is not mounted and could not be mounted at {}; run `mount -t tracefs tracefs \
          /sys/kernel/tracing` on the host, or mount it into the container", path.display()
     )]

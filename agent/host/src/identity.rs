@@ -10,6 +10,7 @@ use cotenant_model::{Tenant, TenantKind};
 
 pub use path::Owner;
 use path::{Found, Place, place};
+pub use process::Observed;
 
 use crate::names::{Named, Names, clean, escape};
 
@@ -111,6 +112,8 @@ pub struct Identity {
     pub reason: Option<&'static str>,
     /// The path that was believed.
     pub path: Option<String>,
+    /// Whether that path is of the unified hierarchy: then its cgroup's id means this identity.
+    pub unified: bool,
     /// Where the name came from.
     pub named_by: Option<&'static str>,
     /// A tenant that seems to run inside this one. Not believed: the outer one can make any path.
@@ -133,6 +136,7 @@ impl Identity {
             uid: None,
             reason: None,
             path: None,
+            unified: false,
             named_by: None,
             nested: None,
         }
@@ -146,13 +150,14 @@ impl Identity {
 /// The tenant of a process, from the text of its `/proc/PID/cgroup` and its UID.
 /// Without a UID it is a path's tenant, for people who have only a path.
 pub fn identify(cgroup: &str, uid: Option<u32>, view: &CgroupView, names: &dyn Names) -> Identity {
-    let Some(Found { place, path, nested }) = place(cgroup) else {
+    let Some(Found { place, path, unified, nested }) = place(cgroup) else {
         return Identity { uid, ..Identity::unknown("no_cgroup") };
     };
     let asked = Asked { uid, view, names };
     let mut identity = asked.place(place);
     identity.uid = identity.uid.or(uid);
     identity.path = Some(bounded(path));
+    identity.unified = unified;
     identity.nested = nested.map(|nested| describe(&nested));
     identity
 }

@@ -10,11 +10,14 @@ mod perf;
 mod plan;
 mod raw;
 mod read;
+mod reports;
+mod waits;
 mod watch;
 
 pub use attach::{Attached, LibraryId, Probes};
 pub use error::KernelError;
 pub use load::{Kernel, MapSizes, start};
-pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, decide};
+pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, TaskOffsets, Waits, decide};
 pub use read::Reader;
+pub use reports::Report;
 pub use watch::{Happening, Watcher};

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use aya::{
     EbpfLoader,
     maps::{Array, MapData},
-    programs::{KProbe, TracePoint},
+    programs::{KProbe, RawTracePoint, TracePoint},
 };
 use cotenant_abi::Settings;
 
 use crate::{
-    Boundary, ExitRule, KernelError, Plan, Probes, Reader, Watcher, maps::take, multi::Multi, raw::Raw,
+    Boundary, ExitRule, KernelError, Plan, Probes, Reader, Waits, Watcher, maps::take, multi::Multi, raw::Raw,
 };
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("COTENANT_EBPF_OBJECT"));
@@ -51,6 +51,9 @@ impl MapSizes {
             ("CALLS", processes.saturating_mul(16)),
             ("FAILURES", processes.saturating_mul(4)),
             ("LATENCY", processes.saturating_mul(8)),
+            ("WAITS", processes.saturating_mul(8)),
+            ("BLAME", processes.saturating_mul(16)),
+            ("EFFORT", processes.saturating_mul(16)),
         ])
     }
 }
@@ -88,6 +91,21 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
     if let Err(error) = boundary {
         missing.push(("boundary", error));
     }
+    if plan.kills.is_some()
+        && let Err(error) = tracepoint(&mut ebpf, "mark_victim", "oom", "mark_victim")
+    {
+        missing.push(("mark_victim", error));
+    }
+    if let Some(waits) = plan.waits {
+        // The waker's hook first: a block that is seen has a wake-up that is seen.
+        let contention: &[&str] =
+            if waits.contention { &["contention_end", "contention_begin"] } else { &[] };
+        for name in ["sched_waking", "sched_switch"].iter().chain(contention) {
+            if let Err(error) = raw_tracepoint(&mut ebpf, name) {
+                missing.push((name, error));
+            }
+        }
+    }
     let multi = if plan.multi {
         match Multi::load(OBJECT, &ebpf, crate::attach::PROGRAMS) {
             Ok(multi) => Some(multi),
@@ -124,8 +142,20 @@ fn settle(ebpf: &mut aya::Ebpf, plan: &Plan, own_tgid: u32) -> Result<(), Kernel
         group_dead_offset: 0,
         signal_offset: 0,
         live_offset: 0,
-        pad2: 0,
+        pid_offset: 0,
+        state_offset: 0,
+        flags_offset: 0,
+        state_argument: 0,
+        pad2: [0; 3],
+        victim_offset: plan.kills.unwrap_or(0),
+        interrupts: [[0; 2]; 2],
+        slow: plan.slow.map_or(0, |slow| u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX)),
     };
+    if let Some(Waits { task, state_argument, interrupts, .. }) = plan.waits {
+        (value.pid_offset, value.state_offset, value.flags_offset) = (task.pid, task.state, task.flags);
+        value.state_argument = u8::from(state_argument);
+        value.interrupts = interrupts.unwrap_or_default();
+    }
     match plan.exit {
         ExitRule::Field { offset } => value.group_dead_offset = offset,
         ExitRule::SignalLive { signal, live } => (value.signal_offset, value.live_offset) = (signal, live),
@@ -157,6 +187,13 @@ fn tracepoint(
         target: format!("{category}:{event}"),
         source,
     })?;
+    Ok(())
+}
+
+fn raw_tracepoint(ebpf: &mut aya::Ebpf, name: &'static str) -> Result<(), KernelError> {
+    let program: &mut RawTracePoint = program(ebpf, name)?;
+    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.attach(name).map_err(|source| KernelError::Attach { name, target: name.to_owned(), source })?;
     Ok(())
 }
 

@@ -98,7 +98,12 @@ pub(crate) struct Places {
 
 fn data(map: &Map) -> Option<&MapData> {
     match map {
-        Map::Array(data) | Map::HashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data) => Some(data),
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::RingBuf(data)
+        | Map::StackTraceMap(data)
+        | Map::LruHashMap(data) => Some(data),
         _ => None,
     }
 }

@@ -1,6 +1,8 @@
 //! Owns the decision what to attach on this host, as a pure function of facts.
 //! Refuses to look at the host itself.
 
+use std::time::Duration;
+
 use cotenant_abi::{EXIT_BY_FIELD, EXIT_BY_LEADER, EXIT_BY_SIGNAL_LIVE};
 
 /// What the host offers, read by the `host` room.
@@ -17,6 +19,22 @@ pub struct HostFacts {
     pub group_dead_offset: Option<u32>,
     /// Offsets of `task_struct.signal` and `signal_struct.live` from BTF.
     pub signal_live: Option<(u32, u32)>,
+    pub task: Option<TaskOffsets>,
+    /// Kernel text that runs in interrupt context only: start and length, 0 and 0 for none.
+    pub interrupts: Option<[[u64; 2]; 2]>,
+    /// `lock:contention_begin` exists.
+    pub contention: bool,
+    /// Offset of `pid` in `oom:mark_victim`.
+    pub victim_offset: Option<u32>,
+}
+
+/// Offsets in `task_struct`, from BTF.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskOffsets {
+    pub pid: u32,
+    /// `__state`, before Linux 5.14 `state`.
+    pub state: u32,
+    pub flags: u32,
 }
 
 /// What the configuration allows.
@@ -24,6 +42,21 @@ pub struct HostFacts {
 pub struct Choices {
     /// `syscalls:*` tracepoints put every system call of the host on its slow path.
     pub syscall_tracepoint: bool,
+    /// Scheduler hooks, for waits and blame.
+    pub waits: bool,
+    /// Calls from this long on are reported one by one.
+    pub slow: Option<Duration>,
+}
+
+/// How waits are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waits {
+    pub task: TaskOffsets,
+    /// `sched_switch` hands over the state of the thread that leaves.
+    pub state_argument: bool,
+    /// Without it, an interrupt that wakes a tenant is taken for the process that it interrupted.
+    pub interrupts: Option<[[u64; 2]; 2]>,
+    pub contention: bool,
 }
 
 /// How the GPU of an allocation is learned, best first.
@@ -76,6 +109,10 @@ pub struct Plan {
     pub unmap: bool,
     /// One link holds every symbol of a library that one program serves.
     pub multi: bool,
+    pub waits: Option<Waits>,
+    /// Offset of the victim in `oom:mark_victim`.
+    pub kills: Option<u32>,
+    pub slow: Option<Duration>,
 }
 
 pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
@@ -91,14 +128,28 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
         (None, Some((signal, live))) => ExitRule::SignalLive { signal, live },
         (None, None) => ExitRule::Leader,
     };
-    Plan { boundary, exit, unmap: facts.kernel >= (5, 17), multi: facts.kernel >= (6, 6) }
+    let waits = facts.task.filter(|_| choices.waits).map(|task| Waits {
+        task,
+        state_argument: facts.kernel >= (5, 18),
+        interrupts: facts.interrupts,
+        contention: facts.contention,
+    });
+    Plan {
+        boundary,
+        exit,
+        unmap: facts.kernel >= (5, 17),
+        multi: facts.kernel >= (6, 6),
+        waits,
+        kills: facts.victim_offset,
+        slow: choices.slow,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALLOWED: Choices = Choices { syscall_tracepoint: true };
+    const ALLOWED: Choices = Choices { syscall_tracepoint: true, waits: true, slow: None };
 
     fn facts() -> HostFacts {
         HostFacts {
@@ -108,6 +159,10 @@ mod tests {
             ioctl_tracepoint: true,
             group_dead_offset: Some(32),
             signal_live: Some((2000, 8)),
+            task: Some(TaskOffsets { pid: 1, state: 2, flags: 3 }),
+            interrupts: None,
+            contention: true,
+            victim_offset: Some(8),
         }
     }
 
@@ -120,7 +175,7 @@ mod tests {
     fn without_kprobes_or_without_the_module_the_tracepoint_serves() {
         for facts in [HostFacts { kprobes: false, ..facts() }, HostFacts { uvm_symbol: false, ..facts() }] {
             assert_eq!(decide(&facts, ALLOWED).boundary, Boundary::SyscallTracepoint);
-            let forbidden = Choices { syscall_tracepoint: false };
+            let forbidden = Choices { syscall_tracepoint: false, ..ALLOWED };
             assert_eq!(decide(&facts, forbidden).boundary, Boundary::ContextOnly);
         }
     }
@@ -144,5 +199,18 @@ mod tests {
     fn links_of_many_symbols_need_linux_6_6() {
         assert!(!decide(&HostFacts { kernel: (6, 5), ..facts() }, ALLOWED).multi);
         assert!(decide(&HostFacts { kernel: (6, 6), ..facts() }, ALLOWED).multi);
+    }
+
+    #[test]
+    fn c74_waits_need_the_layout_of_a_task_and_nothing_else() {
+        assert!(
+            decide(&facts(), ALLOWED).waits.is_some_and(|waits| waits.state_argument && waits.contention)
+        );
+        assert_eq!(decide(&HostFacts { task: None, ..facts() }, ALLOWED).waits, None);
+        assert_eq!(decide(&facts(), Choices { waits: false, ..ALLOWED }).waits, None);
+        let older = HostFacts { kernel: (5, 15), contention: false, ..facts() };
+        assert!(
+            decide(&older, ALLOWED).waits.is_some_and(|waits| !waits.state_argument && !waits.contention)
+        );
     }
 }

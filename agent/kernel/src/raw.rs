@@ -17,11 +17,16 @@ macro_rules! plain {
 }
 
 plain!(
+    u32,
     u64,
+    cotenant_abi::Blame,
+    cotenant_abi::BlameKey,
     cotenant_abi::CallKey,
     cotenant_abi::Context,
     cotenant_abi::ContextLedger,
     cotenant_abi::ContextLedgerKey,
+    cotenant_abi::Effort,
+    cotenant_abi::EffortKey,
     cotenant_abi::FailureKey,
     cotenant_abi::Handle,
     cotenant_abi::Latency,
@@ -34,4 +39,6 @@ plain!(
     cotenant_abi::PointerKey,
     cotenant_abi::Process,
     cotenant_abi::Settings,
+    cotenant_abi::Thread,
+    cotenant_abi::WaitKey,
 );

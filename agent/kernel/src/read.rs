@@ -24,7 +24,11 @@ use crate::{
     KernelError,
     maps::{Table, take},
     raw::Raw,
+    waits::Waits,
 };
+
+/// Where the linker puts globals that start as zeroes: `HostCalls` is the only one.
+const GLOBALS: &str = ".bss";
 
 /// A sweep of the pointer maps takes at most this share of the time.
 const SWEEP_SHARE: u32 = 100;
@@ -47,6 +51,8 @@ pub struct Reader {
     handles: Table<PointerKey, Handle>,
     physicals: Table<PointerKey, Physical>,
     mappings: Table<PointerKey, Mapping>,
+    waits: Waits,
+    in_flight: Array<MapData, [u64; 2]>,
     gpus: HashMap<MapData, [u8; 16], u64>,
     next_gpu: Array<MapData, u64>,
     settings: Array<MapData, Raw<Settings>>,
@@ -85,6 +91,8 @@ impl Reader {
             handles: table!("HANDLES"),
             physicals: table!("PHYSICALS"),
             mappings: table!("MAPPINGS"),
+            waits: Waits::take(ebpf, entries)?,
+            in_flight: plain(ebpf, GLOBALS)?,
             gpus: plain(ebpf, "GPUS")?,
             next_gpu: plain(ebpf, "NEXT_GPU")?,
             settings: plain(ebpf, "SETTINGS")?,
@@ -186,6 +194,9 @@ impl Reader {
             }
         }
         let fill = |name, entries, capacity| MapFill { name, entries, capacity };
+        let (stacks, [waits, blame, effort]) = self.waits.read(&mut samples)?;
+        let [in_flight, _] =
+            self.in_flight.get(&0, 0).map_err(|source| KernelError::Map { name: GLOBALS, source })?;
         let maps = vec![
             fill(self.processes.name(), processes.len() as u64, self.processes.capacity()),
             fill(self.ledger.name(), ledger.len() as u64, self.ledger.capacity()),
@@ -194,9 +205,15 @@ impl Reader {
             fill(self.latency.name(), latency_rows.len() as u64, self.latency.capacity()),
             fill(self.pointers.name(), self.pointers_kept, self.pointers.capacity()),
             fill(self.handles.name(), self.handles_kept, self.handles.capacity()),
+            waits,
+            blame,
+            effort,
         ];
         Ok(KernelSample {
             processes: samples.into_values().collect(),
+            stacks,
+            in_flight,
+            stalls: if in_flight > 0 { self.waits.stalls()? } else { Vec::new() },
             losses: totals(&self.losses, "LOSSES", Loss::ALL, |loss| *loss as u32)?,
             notes: totals(&self.notes, "NOTES", Note::ALL, |note| *note as u32)?,
             maps,
@@ -204,8 +221,14 @@ impl Reader {
         })
     }
 
+    /// What a GPU code in a report means.
+    pub fn gpu(&self, process: ProcessId, code: u8, only: Option<&GpuId>) -> Result<GpuRef, KernelError> {
+        Ok(Gpus::read(self, only)?.resolve(process.0, code, false))
+    }
+
     /// Forgets processes whose final figures have been taken.
     pub fn retire(&mut self, ended: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
+        self.waits.retire(ended)?;
         if !ended.is_empty() {
             let alive = |process: u64| !ended.contains(&ProcessId(process));
             self.ledger.retain(|key, _| alive(key.process))?;
@@ -339,12 +362,16 @@ fn sample_of(id: u64, process: &Process) -> ProcessSample {
         comm: String::from_utf8_lossy(comm).into_owned(),
         first_seen: process.first_seen,
         ended: (process.ended != 0).then_some(end),
+        ended_at: process.ended,
         confidence,
         before_memory,
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),
         latency: Vec::new(),
+        waits: Vec::new(),
+        blame: Vec::new(),
+        effort: Vec::new(),
     }
 }
 

@@ -4,13 +4,13 @@
 use std::{os::fd::AsFd, time::Duration};
 
 use aya::maps::{Map, MapData, RingBuf};
-use cotenant_abi::{EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_ENDED, EVENT_PROCESS_SEEN, Event};
 use cotenant_model::ProcessId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     KernelError, LibraryId,
     perf::{Mapped, Record, Ring},
+    reports::{Report, decode},
 };
 
 /// Something that happened on the host.
@@ -39,6 +39,7 @@ pub enum Happening {
         goes: LibraryId,
         stays: LibraryId,
     },
+    Reported(Report),
 }
 
 pub struct Watcher {
@@ -92,58 +93,5 @@ impl Watcher {
             happenings.extend(decode(&item));
         }
         Ok(happenings)
-    }
-}
-
-fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at + N)?.try_into().ok()
-}
-
-/// Reads one record of the ring; an unknown tag is nothing.
-fn decode(bytes: &[u8]) -> Option<Happening> {
-    if bytes.len() < size_of::<Event>() {
-        return None;
-    }
-    let tgid = u32::from_ne_bytes(field(bytes, 4)?);
-    let id = ProcessId(u64::from_ne_bytes(field(bytes, 8)?));
-    match u32::from_ne_bytes(field(bytes, 0)?) {
-        EVENT_PROCESS_SEEN => {
-            Some(Happening::ProcessSeen { id, tgid, cgroup_id: u64::from_ne_bytes(field(bytes, 24)?) })
-        }
-        EVENT_PROCESS_ENDED => Some(Happening::ProcessEnded { id, tgid }),
-        EVENT_DUPLICATE_LIBRARY => Some(Happening::DuplicateLibrary {
-            goes: LibraryId(u32::from_ne_bytes(field(bytes, 32)?)),
-            stays: LibraryId(u32::from_ne_bytes(field(bytes, 36)?)),
-        }),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn event(tag: u32) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        bytes.extend(tag.to_ne_bytes());
-        bytes.extend(7u32.to_ne_bytes());
-        bytes.extend(8u64.to_ne_bytes());
-        bytes.extend(9u64.to_ne_bytes());
-        bytes.extend(10u64.to_ne_bytes());
-        bytes.extend(11u32.to_ne_bytes());
-        bytes.extend(12u32.to_ne_bytes());
-        bytes
-    }
-
-    #[test]
-    fn every_tag_decodes_and_others_are_nothing() {
-        let seen = Happening::ProcessSeen { id: ProcessId(8), tgid: 7, cgroup_id: 10 };
-        assert_eq!(decode(&event(EVENT_PROCESS_SEEN)), Some(seen));
-        let ended = Happening::ProcessEnded { id: ProcessId(8), tgid: 7 };
-        assert_eq!(decode(&event(EVENT_PROCESS_ENDED)), Some(ended));
-        let duplicate = Happening::DuplicateLibrary { goes: LibraryId(11), stays: LibraryId(12) };
-        assert_eq!(decode(&event(EVENT_DUPLICATE_LIBRARY)), Some(duplicate));
-        assert_eq!(decode(&event(99)), None);
-        assert_eq!(decode(&event(EVENT_PROCESS_SEEN)[..39]), None);
     }
 }

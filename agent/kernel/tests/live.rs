@@ -1,12 +1,19 @@
 //! Owns the proof that the running kernel's verifier takes the programs. Needs root; says so when it is not.
 
-use cotenant_kernel::{Choices, HostFacts, MapSizes, decide, start};
+use cotenant_kernel::{Choices, HostFacts, MapSizes, TaskOffsets, decide, start};
 
 /// The kernel side planned as for a kernel of this version.
 fn load_as(kernel: (u32, u32)) {
     assert!(rustix::process::geteuid().is_root(), "run as root: loading eBPF needs CAP_BPF and CAP_PERFMON");
-    let facts = HostFacts { kernel, ioctl_tracepoint: true, ..HostFacts::default() };
-    let plan = decide(&facts, Choices { syscall_tracepoint: true });
+    let facts = HostFacts {
+        kernel,
+        ioctl_tracepoint: true,
+        task: Some(TaskOffsets::default()),
+        contention: true,
+        victim_offset: Some(8),
+        ..HostFacts::default()
+    };
+    let plan = decide(&facts, Choices { syscall_tracepoint: true, waits: true, slow: None });
     let kernel = start(&plan, MapSizes::default(), std::process::id()).unwrap_or_else(|error| {
         let mut chain = error.to_string();
         let mut source = std::error::Error::source(&error);

@@ -8,16 +8,20 @@ use std::{
 
 use crate::{
     Absence, DeviceSample, GpuId, GpuProcess, GpuSample, MemoryKind, ProcessId, Reading, Tenant, TenantKind,
-    sample::{Confidence, GpuRef, Histogram, KernelSample, LedgerRow, ProcessSample},
+    WaitClass,
+    blame::{Blame, Edge, Share},
+    excess::{Baselines, Excess},
+    sample::{Confidence, GpuRef, Histogram, KernelSample, LedgerRow, ProcessSample, StackId},
     view::{GpuView, MemoryTotals, Residual, TenantView},
 };
 
-/// Whom a process belongs to, as the host room found.
+/// What the host room found: whose a process is, what a kernel stack means.
 #[derive(Clone, Copy, Debug)]
-pub struct Tenants<'a> {
+pub struct Names<'a> {
     pub by_process: &'a BTreeMap<ProcessId, Tenant>,
     /// For NVML's lists, which know PIDs only.
     pub by_pid: &'a BTreeMap<u32, Tenant>,
+    pub classes: &'a BTreeMap<StackId, WaitClass>,
 }
 
 /// What one step produced.
@@ -27,12 +31,18 @@ pub struct Step {
     pub tenants: Vec<TenantView>,
     /// Processes whose final figures are in the accounts now: the kernel side may forget them.
     pub retired: BTreeSet<ProcessId>,
+    /// Whose waits were whose doing, since the agent started and in this step alone.
+    pub blame: BTreeMap<Edge, Share>,
+    pub fresh_blame: BTreeMap<Edge, Share>,
+    /// Shares of the blame that were folded for want of room.
+    pub blame_folded: u64,
 }
 
 /// Every tenant's account since the agent started.
 #[derive(Debug, Default)]
 pub struct Node {
     accounts: BTreeMap<Tenant, Account>,
+    blame: Blame,
     /// When the residuals were last computed: the time of the NVML poll they belong to.
     reconciled: Option<Duration>,
 }
@@ -42,6 +52,9 @@ struct Account {
     ended: Totals,
     residual: BTreeMap<GpuId, Residual>,
     peaks: BTreeMap<(GpuRef, MemoryKind), u64>,
+    /// As published: a better baseline must not make a counter fall.
+    excess: Excess,
+    ended_excess: Excess,
     seen: Duration,
 }
 
@@ -52,10 +65,11 @@ struct Totals {
     operations: BTreeMap<(GpuRef, crate::Operation), u64>,
     failures: BTreeMap<(GpuRef, crate::Operation, crate::CudaError), u64>,
     latency: BTreeMap<crate::Operation, Histogram>,
+    waits: BTreeMap<WaitClass, Histogram>,
 }
 
 impl Totals {
-    fn add(&mut self, process: &ProcessSample) {
+    fn add(&mut self, process: &ProcessSample, classes: &BTreeMap<StackId, WaitClass>) {
         for row in &process.ledger {
             // What an ended process still held died with it.
             let died = if process.ended.is_some() { row.live } else { 0 };
@@ -75,6 +89,23 @@ impl Totals {
         for row in &process.latency {
             self.latency.entry(row.operation).or_default().add(&row.histogram);
         }
+        for row in &process.waits {
+            let class = row.stack.and_then(|stack| classes.get(&stack).copied()).unwrap_or(WaitClass::Other);
+            self.waits.entry(class).or_default().add(&row.histogram);
+        }
+    }
+}
+
+impl Account {
+    /// The excess of ended and live processes. What was published before is not taken back.
+    fn judge(&mut self, processes: &[&ProcessSample], baselines: &Baselines) {
+        let mut now = self.ended_excess;
+        for process in processes {
+            now.add(baselines.excess(&process.effort));
+        }
+        self.excess.time_ns = self.excess.time_ns.max(now.time_ns);
+        self.excess.calls = self.excess.calls.max(now.calls);
+        self.excess.unjudged = now.unjudged;
     }
 }
 
@@ -84,25 +115,34 @@ impl Node {
         &mut self,
         kernel: &KernelSample,
         device: &DeviceSample,
-        tenants: Tenants<'_>,
+        names: Names<'_>,
         now: Duration,
         retention: Duration,
     ) -> Step {
         let mut retired = BTreeSet::new();
         let mut live: BTreeMap<Tenant, Vec<&ProcessSample>> = BTreeMap::new();
+        let baselines = Baselines::of(kernel);
         for process in &kernel.processes {
-            let Some(tenant) = tenants.by_process.get(&process.id) else { continue };
+            if !process.calls_driver() {
+                // Known for having woken somebody: a culprit may be, a GPU tenant is not.
+                if process.ended.is_some() {
+                    retired.insert(process.id);
+                }
+                continue;
+            }
+            let Some(tenant) = names.by_process.get(&process.id) else { continue };
             let account = self.accounts.entry(tenant.clone()).or_default();
             account.seen = now;
             raise_peaks(&mut account.peaks, &process.ledger);
             if process.ended.is_some() {
-                account.ended.add(process);
+                account.ended.add(process, names.classes);
+                account.ended_excess.add(baselines.excess(&process.effort));
                 retired.insert(process.id);
             } else {
                 live.entry(tenant.clone()).or_default().push(process);
             }
         }
-        let owners = Owners::of(device, tenants.by_pid);
+        let owners = Owners::of(device, names.by_pid);
         if self.reconciled != Some(device.taken) {
             self.reconciled = Some(device.taken);
             self.reconcile(device, &owners, kernel);
@@ -110,16 +150,26 @@ impl Node {
         for tenant in owners.tenants() {
             self.accounts.entry(tenant.clone()).or_default().seen = now;
         }
+        let fresh_blame = self.blame.advance(kernel, names.by_process, names.classes, now, retention);
         self.accounts.retain(|_, account| now.saturating_sub(account.seen) <= retention);
         let views = self
             .accounts
             .iter_mut()
             .map(|(tenant, account)| {
-                view_of(tenant, account, live.get(tenant).map_or(&[][..], Vec::as_slice), &owners)
+                let processes = live.get(tenant).map_or(&[][..], Vec::as_slice);
+                account.judge(processes, &baselines);
+                view_of(tenant, account, processes, &owners, names.classes)
             })
             .collect();
         let gpus = device.gpus.iter().map(|gpu| gpu_view(gpu, now.saturating_sub(device.taken))).collect();
-        Step { gpus, tenants: views, retired }
+        Step {
+            gpus,
+            tenants: views,
+            retired,
+            blame: self.blame.edges().clone(),
+            fresh_blame,
+            blame_folded: self.blame.folded,
+        }
     }
 
     /// NVML minus ledger, process by process, at the time of an NVML poll.
@@ -220,10 +270,11 @@ fn view_of(
     account: &mut Account,
     processes: &[&ProcessSample],
     owners: &Owners<'_>,
+    classes: &BTreeMap<StackId, WaitClass>,
 ) -> TenantView {
     let mut totals = account.ended.clone();
     for process in processes {
-        totals.add(process);
+        totals.add(process, classes);
     }
     // A tenant of several processes peaks at least where its sum was seen, and where each of them was.
     for (place, memory) in &mut totals.memory {
@@ -246,6 +297,8 @@ fn view_of(
         operations: totals.operations,
         failures: totals.failures,
         latency: totals.latency,
+        waits: totals.waits,
+        excess: account.excess,
     }
 }
 

@@ -1,7 +1,11 @@
 //! Owns the proofs of the fold and of the balance, on samples made by hand.
 
 use super::*;
-use crate::{CudaError, DeviceMemory, Operation, device::GpuProcess, sample::*};
+use crate::{
+    CudaError, DeviceMemory, Operation,
+    device::GpuProcess,
+    sample::{CallRow, End, FailureRow},
+};
 
 const GIB: u64 = 1 << 30;
 const KEEP: Duration = Duration::from_mins(15);
@@ -12,15 +16,6 @@ fn gpu() -> GpuId {
 
 fn process(id: u64, live: u64) -> ProcessSample {
     ProcessSample {
-        id: ProcessId(id),
-        tgid: u32::try_from(id).unwrap(),
-        uid: 0,
-        cgroup_id: 1,
-        comm: "tenant".into(),
-        first_seen: 1,
-        ended: None,
-        confidence: Confidence::Complete,
-        before_memory: true,
         ledger: vec![LedgerRow {
             gpu: GpuRef::Known(gpu()),
             kind: MemoryKind::Device,
@@ -38,7 +33,7 @@ fn process(id: u64, live: u64) -> ProcessSample {
             error: CudaError::OUT_OF_MEMORY,
             count: 1,
         }],
-        latency: Vec::new(),
+        ..crate::sample::tests::process(id)
     }
 }
 
@@ -94,8 +89,9 @@ impl World {
 
     fn step(&mut self, processes: Vec<ProcessSample>, device: &DeviceSample, now: u64) -> Step {
         let kernel = KernelSample { processes, ..KernelSample::default() };
-        let tenants = Tenants { by_process: &self.by_process, by_pid: &self.by_pid };
-        self.node.advance(&kernel, device, tenants, Duration::from_secs(now), KEEP)
+        let classes = BTreeMap::new();
+        let names = Names { by_process: &self.by_process, by_pid: &self.by_pid, classes: &classes };
+        self.node.advance(&kernel, device, names, Duration::from_secs(now), KEEP)
     }
 }
 

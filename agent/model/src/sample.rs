@@ -1,6 +1,8 @@
 //! Owns what the kernel side reported at one moment, by process.
 //! Refuses tenants and names: those come from the host and meet the sample in `view`.
 
+use std::collections::BTreeMap;
+
 use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, ProcessId};
 
 /// Where a row's memory is, as far as the kernel side could tell.
@@ -49,6 +51,8 @@ pub struct ProcessSample {
     /// Monotonic ns.
     pub first_seen: u64,
     pub ended: Option<End>,
+    /// Monotonic ns; 0 while it lives.
+    pub ended_at: u64,
     pub confidence: Confidence,
     /// The first call seen was one that comes before any memory: a context's creation, a device's UUID. If the agent
     /// also saw the process map the driver, nothing that is booked was missed, `cuInit` or not.
@@ -57,6 +61,98 @@ pub struct ProcessSample {
     pub calls: Vec<CallRow>,
     pub failures: Vec<FailureRow>,
     pub latency: Vec<LatencyRow>,
+    pub waits: Vec<WaitRow>,
+    pub blame: Vec<BlameRow>,
+    pub effort: Vec<EffortRow>,
+}
+
+impl ProcessSample {
+    /// False for a process that is known only because it woke one that waited in the driver.
+    pub fn calls_driver(&self) -> bool {
+        !self.calls.is_empty()
+    }
+}
+
+/// A kernel stack, as long as the agent runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StackId(pub u32);
+
+impl StackId {
+    /// `None` for the negative id of a stack that could not be taken.
+    pub fn new(id: i32) -> Option<Self> {
+        u32::try_from(id).ok().map(Self)
+    }
+}
+
+/// How a kernel lock was wanted, where the kernel says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LockMode {
+    Read,
+    Write,
+    /// A lock without readers.
+    Exclusive,
+    /// Not on a lock that announces contention.
+    None,
+}
+
+impl LockMode {
+    /// By the `LCB_F_*` flags of `lock:contention_begin`.
+    pub fn from_flags(flags: u8) -> Self {
+        match flags {
+            0 => Self::None,
+            flags if flags & 2 != 0 => Self::Read,
+            flags if flags & 4 != 0 => Self::Write,
+            _ => Self::Exclusive,
+        }
+    }
+}
+
+/// Waits of a process at one place in the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitRow {
+    pub stack: Option<StackId>,
+    pub mode: LockMode,
+    pub histogram: Histogram,
+}
+
+/// A thread that is blocked inside a driver call and has not been woken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StallRow {
+    pub process: ProcessId,
+    pub stack: Option<StackId>,
+    pub blocked_ns: u64,
+    /// The only other process with a thread in a driver call that is not blocked so itself, if it is the only one.
+    pub holder: Option<ProcessId>,
+}
+
+/// Who ended waits, or had what was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Waker {
+    Process(ProcessId),
+    Device,
+    Kernel,
+    Unseen,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlameRow {
+    pub waker: Waker,
+    pub stack: Option<StackId>,
+    pub waits: u64,
+    pub time_ns: u64,
+}
+
+/// Time on the CPU inside successful calls of one operation whose sizes have as many bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EffortRow {
+    pub operation: Operation,
+    pub size_bits: u8,
+    /// Nobody else was in a call.
+    pub solo_calls: u64,
+    pub solo_ns: u64,
+    /// A call of another process overlapped.
+    pub shared_calls: u64,
+    pub shared_ns: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,6 +220,12 @@ impl Histogram {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelSample {
     pub processes: Vec<ProcessSample>,
+    /// Kernel stacks not seen before: return addresses, innermost first.
+    pub stacks: BTreeMap<StackId, Vec<u64>>,
+    /// Threads that are in a traced call now.
+    pub in_flight: u64,
+    /// Of them, those that have been blocked for long.
+    pub stalls: Vec<StallRow>,
     /// Cumulative since start, every reason present.
     pub losses: Vec<(Loss, u64)>,
     pub notes: Vec<(Note, u64)>,
@@ -150,4 +252,41 @@ pub struct LibraryState {
     pub processes: u32,
     /// Why nothing is attached, if so.
     pub refused: Option<String>,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A process that has done nothing yet.
+    pub(crate) fn process(id: u64) -> ProcessSample {
+        ProcessSample {
+            id: ProcessId(id),
+            tgid: u32::try_from(id).unwrap(),
+            uid: 0,
+            cgroup_id: 1,
+            comm: "tenant".into(),
+            first_seen: 1,
+            ended: None,
+            ended_at: 0,
+            confidence: Confidence::Complete,
+            before_memory: true,
+            ledger: Vec::new(),
+            calls: Vec::new(),
+            failures: Vec::new(),
+            latency: Vec::new(),
+            waits: Vec::new(),
+            blame: Vec::new(),
+            effort: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_lock_is_wanted_as_the_kernel_says() {
+        let modes = [0, 2, 4, 3, 32].map(LockMode::from_flags);
+        assert_eq!(
+            modes,
+            [LockMode::None, LockMode::Read, LockMode::Write, LockMode::Read, LockMode::Exclusive]
+        );
+    }
 }

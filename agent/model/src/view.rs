@@ -3,9 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::blame::{Edge, Share};
 use crate::device::{Absence, CallCost, GpuSample, LibraryFacts, Reading};
+use crate::excess::Excess;
+use crate::incident::Kind;
+use crate::kill::Scope;
 use crate::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
-use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant};
+use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant, WaitClass};
 
 /// One node at one moment. Rebuilt every tick, immutable afterwards.
 #[derive(Clone, Debug)]
@@ -16,6 +20,9 @@ pub struct View {
     pub started_unix: f64,
     pub gpus: Vec<GpuView>,
     pub tenants: Vec<TenantView>,
+    /// Blocked time of victims by who had what they waited for.
+    pub blame: BTreeMap<Edge, Share>,
+    pub events: EventsView,
     pub agent: AgentView,
 }
 
@@ -46,6 +53,10 @@ pub struct TenantView {
     pub operations: BTreeMap<(GpuRef, Operation), u64>,
     pub failures: BTreeMap<(GpuRef, Operation, CudaError), u64>,
     pub latency: BTreeMap<Operation, Histogram>,
+    /// Blocked time inside driver calls.
+    pub waits: BTreeMap<WaitClass, Histogram>,
+    /// Estimated; never part of `waits`.
+    pub excess: Excess,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +80,19 @@ pub struct Residual {
     pub drift: i64,
 }
 
+/// What happened, as counters.
+#[derive(Clone, Debug, Default)]
+pub struct EventsView {
+    pub incidents: BTreeMap<Kind, u64>,
+    pub open_incidents: u64,
+    /// By whom it hit and what ran out; `None` where that is not known.
+    pub kills: BTreeMap<(Option<Tenant>, Option<Scope>), u64>,
+    /// Count and last time, in seconds since the Unix epoch.
+    pub xids: BTreeMap<(Option<GpuId>, u32), (u64, f64)>,
+    /// Events for which there was no room.
+    pub lost: u64,
+}
+
 #[derive(Clone, Debug)]
 pub struct AgentView {
     pub version: &'static str,
@@ -86,6 +110,7 @@ pub struct AgentView {
     pub resident_bytes: u64,
     pub tick_seconds: f64,
     pub tenants_folded: u64,
+    pub blame_folded: u64,
     /// Who may hold memory that no process list names, when there is such memory. For people, not a label.
     pub holder_candidates: Vec<HolderCandidate>,
     /// Calibrated cost of one probe hit, in seconds, when it was measured.

@@ -3,11 +3,15 @@
 #![no_std]
 
 mod cookie;
+mod events;
 mod operation;
 mod records;
 mod symbols;
+mod waits;
 
 pub use cookie::{Action, ByteRule, Cookie};
-pub use operation::{MemoryKind, Operation};
+pub use events::*;
+pub use operation::{LEDGER_DEVICE_KINDS, MemoryKind, Operation};
 pub use records::*;
 pub use symbols::{SYMBOLS, Symbol};
+pub use waits::*;

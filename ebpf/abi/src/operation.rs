@@ -103,3 +103,9 @@ impl MemoryKind {
         matches!(self, Self::HostPinned | Self::HostRegistered)
     }
 }
+
+/// Bit `kind` is set when [`MemoryKind::is_device`] holds.
+pub const LEDGER_DEVICE_KINDS: u32 = 1 << MemoryKind::Device as u8
+    | 1 << MemoryKind::Pool as u8
+    | 1 << MemoryKind::Vmm as u8
+    | 1 << MemoryKind::Array as u8;

@@ -1,7 +1,7 @@
 //! Owns the layouts of map keys, map values and ring events, and the reasons for which something is lost.
 //! Refuses padding: every byte has a name, so that keys compare and the agent reads no junk.
 
-use crate::operation::named;
+use crate::{operation::named, waits::Wait};
 
 /// Traced calls that may be nested in one thread. Deeper ones are counted as lost.
 pub const MAX_DEPTH: usize = 4;
@@ -43,6 +43,11 @@ named! {
         PeakContended = 16 => "peak_contended",
         UnmapTruncated = 17 => "unmap_truncated",
         GpuTableFull = 18 => "gpu_table_full",
+        WaitMapFull = 19 => "wait_map_full",
+        BlameMapFull = 20 => "blame_map_full",
+        EffortMapFull = 21 => "effort_map_full",
+        StackTrace = 22 => "stack_trace_failed",
+        VictimMapFull = 23 => "victim_map_full",
     }
 }
 
@@ -67,6 +72,14 @@ named! {
         BoundaryHits = 7 => "boundary_hits",
         /// A call returned in a thread that had entered it before the probes came.
         LateReturn = 8 => "late_return",
+        /// A blocked thread ran again and nobody was seen to wake it.
+        WakerUnseen = 9 => "waker_unseen",
+        /// Failed allocations that came too fast to be reported one by one; they are counted all the same.
+        FailureUnreported = 10 => "failure_unreported",
+        /// Slow calls that came too fast to be reported one by one.
+        SlowCallUnreported = 11 => "slow_call_unreported",
+        /// A wait that lasted longer than the turns that are followed back.
+        TurnsTruncated = 12 => "turns_truncated",
     }
 }
 
@@ -84,10 +97,11 @@ macro_rules! record {
         const _: () = assert!(core::mem::size_of::<$name>() == $size);
     };
 }
+pub(crate) use record;
 
 record! {
     /// One process that has called the driver. Key of `PROCESSES`: its id.
-    Process[64] {
+    Process[96] {
         /// Boot-clock-free monotonic ns of the first traced call.
         first_seen: u64,
         /// Monotonic ns at which the last thread died or the program was replaced; 0 while alive.
@@ -107,9 +121,18 @@ record! {
         /// Successful allocations that found no room in a map.
         lost: u32,
         comm: [u8; 16],
+        /// Threads of this process that are in a traced call.
+        in_flight: i64,
+        /// Traced calls begun, outermost ones only.
+        entries: i64,
+        /// When something of this process was last reported through the ring; it is not to fill it.
+        reported_at: u64,
+        pad2: u64,
     }
 }
 
+/// `first_operation` of a process that has not called the driver: it woke somebody who did.
+pub const NO_OPERATION: u8 = 0xff;
 pub const END_EXIT: u8 = 1;
 pub const END_EXEC: u8 = 2;
 
@@ -193,7 +216,7 @@ record! {
 
 record! {
     /// One traced call in flight.
-    Frame[112] {
+    Frame[136] {
         cookie: u64,
         start: u64,
         stack: u64,
@@ -204,38 +227,29 @@ record! {
         stashed: u8,
         /// The GPU named at the kernel boundary during this call.
         gpu: u8,
-        pad: [u8; 2],
+        /// No traced call is around this one.
+        outermost: u8,
+        /// A call of another process overlapped.
+        shared: u8,
         /// KiB mapped at the kernel boundary during this call.
         mapped_kib: u32,
+        /// Until the return: the thread's `blocked` and `runnable` at entry. From then on: what the call took of them.
+        blocked: u64,
+        runnable: u64,
+        /// Calls that other processes had begun at entry.
+        others: i64,
     }
 }
 
 record! {
     /// What one thread is doing. Key of `THREADS`: its id in the initial PID namespace.
-    Thread[496] {
+    Thread[744] {
         process: u64,
         depth: u32,
         contexts_depth: u32,
         contexts: [u64; MAX_CONTEXTS],
+        wait: Wait,
         frames: [Frame; MAX_DEPTH],
-    }
-}
-
-/// Ring event: first word of each record.
-pub const EVENT_PROCESS_SEEN: u32 = 1;
-pub const EVENT_PROCESS_ENDED: u32 = 2;
-pub const EVENT_DUPLICATE_LIBRARY: u32 = 3;
-
-record! {
-    Event[40] {
-        tag: u32,
-        tgid: u32,
-        process: u64,
-        at: u64,
-        cgroup_id: u64,
-        /// For [`EVENT_DUPLICATE_LIBRARY`]: the library that may go, and the one that stays.
-        first: u32,
-        second: u32,
     }
 }
 
@@ -245,7 +259,7 @@ pub const EXIT_BY_SIGNAL_LIVE: u8 = 2;
 pub const EXIT_BY_LEADER: u8 = 3;
 
 record! {
-    Settings[24] {
+    Settings[80] {
         /// The agent's own process: its calls into the driver are not traced.
         own_tgid: u32,
         /// How the last thread's death is told: one of `EXIT_BY_*`.
@@ -258,6 +272,18 @@ record! {
         /// Offsets of `task_struct.signal` and `signal_struct.live`, from BTF.
         signal_offset: u32,
         live_offset: u32,
-        pad2: u32,
+        /// Offsets in `task_struct`, from BTF.
+        pid_offset: u32,
+        state_offset: u32,
+        flags_offset: u32,
+        /// `sched_switch` hands the state of the thread that leaves as its fourth argument (Linux 5.18).
+        state_argument: u8,
+        pad2: [u8; 3],
+        /// Offset of `pid` in `oom:mark_victim`.
+        victim_offset: u32,
+        /// Kernel text that runs in interrupt context only: start and length.
+        interrupts: [[u64; 2]; 2],
+        /// Calls from this long on are reported, in ns; 0: none.
+        slow: u64,
     }
 }

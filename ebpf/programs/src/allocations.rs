@@ -186,7 +186,7 @@ pub fn allocate_return(ctx: RetProbeContext) -> u32 {
     if code == 0 {
         book(process, frame, place.context, gpu);
     }
-    finish(process, frame, gpu, code);
+    finish(thread, frame, gpu, code);
     0
 }
 
@@ -252,6 +252,6 @@ pub fn free_return(ctx: RetProbeContext) -> u32 {
         }
         gpu = contexts::place(thread, frame).gpu;
     }
-    finish(process, frame, gpu, code);
+    finish(thread, frame, gpu, code);
     0
 }

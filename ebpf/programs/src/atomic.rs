@@ -79,3 +79,10 @@ pub fn top_bit(value: u64) -> u64 {
     unsafe { asm!("{0} >>= 63", inout(reg) bit) }
     bit
 }
+
+/// 1 when the values differ, without a branch.
+#[inline(always)]
+pub fn differ(one: i64, other: i64) -> u8 {
+    let difference = (one ^ other) as u64;
+    top_bit(difference | difference.wrapping_neg()) as u8
+}

@@ -13,16 +13,18 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use cotenant_abi::{
-    CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Event, FailureKey, Frame, GPU_UNKNOWN,
-    LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, Note, Process, Thread,
+    CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Effort, EffortKey, Event, FailureKey,
+    Frame, GPU_UNKNOWN, LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, NO_OPERATION, Note,
+    Process, Thread,
 };
 
 use crate::{
     atomic, contexts, ledger,
     maps::{
-        ANY, CALLS, FAILURES, LATENCY, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS, SHADOWED, THREADS,
-        ZERO_LATENCY, ZERO_THREAD, count, emit, lose, note,
+        ANY, CALLS, EFFORT, FAILURES, HOST, LATENCY, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS, SHADOWED,
+        THREADS, ZERO_THREAD, count, emit, histogram, lose, note,
     },
+    reports,
 };
 
 #[inline(always)]
@@ -63,9 +65,9 @@ pub unsafe fn frame_below(thread: *mut Thread, depth: u32) -> *mut Frame {
     unsafe { (&raw mut (*thread).frames).cast::<Frame>().add(index) }
 }
 
-/// First contact of a process with the driver.
+/// First contact of a process with the driver, or with somebody who waits for it ([`NO_OPERATION`]).
 #[inline(never)]
-fn meet(tgid: u32, operation: u8) -> u64 {
+pub fn meet(tgid: u32, operation: u8) -> u64 {
     if let Some(known) = PROCESS_IDS.get_ptr(&tgid) {
         // SAFETY: a live map value.
         return unsafe { *known };
@@ -99,6 +101,10 @@ fn meet(tgid: u32, operation: u8) -> u64 {
         pad: 0,
         lost: 0,
         comm: bpf_get_current_comm().unwrap_or([0; 16]),
+        in_flight: 0,
+        entries: 0,
+        reported_at: 0,
+        pad2: 0,
     };
     if PROCESSES.insert(&id, &process, ANY).is_err() {
         lose(Loss::ProcessMapFull);
@@ -126,6 +132,14 @@ fn thread_of(tid: u32, tgid: u32, operation: u8) -> Option<*mut Thread> {
     if process == 0 {
         return None;
     }
+    if let Some(entry) = PROCESSES.get_ptr_mut(&process) {
+        // SAFETY: a live map value; siblings that come at once name calls of the same moment.
+        unsafe {
+            if (*entry).first_operation == NO_OPERATION {
+                (*entry).first_operation = operation;
+            }
+        }
+    }
     // SAFETY: ZERO_THREAD has exactly one entry and nobody writes it.
     let zero = unsafe { &*ZERO_THREAD.get_ptr(0)? };
     if THREADS.insert(&tid, zero, NOEXIST).is_err() {
@@ -137,6 +151,47 @@ fn thread_of(tid: u32, tgid: u32, operation: u8) -> Option<*mut Thread> {
     // SAFETY: a live map value that only this thread touches.
     unsafe { (*thread).process = process };
     Some(thread)
+}
+
+/// A thread's outermost call begins. Gives how many calls other processes have begun so far, and in the sign
+/// whether one of theirs is in flight: then it is negative.
+#[inline(never)]
+fn begin(process: u64, first: bool) -> i64 {
+    let Some(entry) = PROCESSES.get_ptr_mut(&process) else {
+        return 0;
+    };
+    if first {
+        HOST.count_thread(1);
+    }
+    HOST.count_entry();
+    // SAFETY: a live map value.
+    let (own_in_flight, own_entries) = unsafe {
+        let in_flight = atomic::fetch_add(&raw mut (*entry).in_flight, i64::from(first)) + i64::from(first);
+        (in_flight, atomic::fetch_add(&raw mut (*entry).entries, 1) + 1)
+    };
+    let others = HOST.entries() - own_entries;
+    if HOST.in_flight() > own_in_flight { -1 - others } else { others }
+}
+
+/// A thread's outermost call has returned. Gives how many calls other processes have begun so far.
+#[inline(never)]
+fn end(process: u64) -> i64 {
+    HOST.count_thread(-1);
+    let Some(entry) = PROCESSES.get_ptr_mut(&process) else {
+        return 0;
+    };
+    // SAFETY: a live map value.
+    let own = unsafe {
+        atomic::fetch_add(&raw mut (*entry).in_flight, -1);
+        (*entry).entries
+    };
+    HOST.entries() - own
+}
+
+/// A thread died inside a traced call.
+#[inline(never)]
+pub fn abandon(process: u64) {
+    end(process);
 }
 
 /// Opens a frame. `None` when the call is not to be followed; why is counted.
@@ -154,6 +209,7 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
     let stack = stack_pointer(ctx);
     // SAFETY: `thread` is a live map value that only this thread touches.
     let mut depth = unsafe { (*thread).depth };
+    let first = depth == 0;
     // Frames above this stack pointer belong to calls that never returned (longjmp, a lost return probe).
     for _ in 0..MAX_DEPTH {
         if depth == 0 {
@@ -196,6 +252,8 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
         (*frame).stashed = 0;
         (*frame).gpu = GPU_UNKNOWN;
         (*frame).mapped_kib = 0;
+        (*frame).blocked = (*thread).wait.blocked;
+        (*frame).runnable = (*thread).wait.runnable;
         (*frame).arguments = [
             ctx.arg(0).unwrap_or(0),
             ctx.arg(1).unwrap_or(0),
@@ -204,7 +262,25 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
             ctx.arg(4).unwrap_or(0),
             ctx.arg(5).unwrap_or(0),
         ];
-        (*frame).start = now();
+        let start = now();
+        (*frame).start = start;
+        (*frame).outermost = 0;
+        if depth == 1 {
+            let others = begin((*thread).process, first);
+            (*frame).outermost = 1;
+            (*frame).shared = atomic::top_bit(others as u64) as u8;
+            (*frame).others = if others < 0 { -1 - others } else { others };
+            let wait = &raw mut (*thread).wait;
+            (*wait).turn = start;
+            (*wait).before[0].process = 0;
+            (*wait).longest = 0;
+            (*wait).longest_process = 0;
+            (*wait).longest_stack = -1;
+            (*wait).mode = 0;
+            (*wait).blocked_at = 0;
+            (*wait).ready_at = 0;
+            (*wait).early = 0;
+        }
     }
     Some((thread, frame))
 }
@@ -242,75 +318,145 @@ pub fn leave(ctx: &RetProbeContext) -> Option<(*mut Thread, *mut Frame, u32)> {
     };
     // SAFETY: a live map value that only this thread touches.
     let mut depth = unsafe { (*thread).depth };
+    let mut found = false;
     for _ in 0..MAX_DEPTH {
         if depth == 0 {
             break;
         }
         // SAFETY: 1 <= depth <= MAX_DEPTH.
         let frame = unsafe { frame_below(thread, depth) };
-        depth -= 1;
         // SAFETY: as above.
         if unsafe { (*frame).cookie } == cookie.0 {
-            // SAFETY: as above; an outer call learns what an inner one saw at the kernel boundary.
-            unsafe {
-                (*thread).depth = depth;
-                if depth > 0 {
-                    let outer = frame_below(thread, depth);
-                    if (*outer).gpu == GPU_UNKNOWN {
-                        (*outer).gpu = (*frame).gpu;
-                    }
-                    (*outer).mapped_kib = (*outer).mapped_kib.saturating_add((*frame).mapped_kib);
-                }
-            }
-            return Some((thread, frame, ctx.ret::<u64>() as u32));
+            found = true;
+            break;
         }
         if SHADOWED.get_ptr(&cookie.library()).is_some() {
             return None;
         }
+        depth -= 1;
     }
-    if SHADOWED.get_ptr(&cookie.library()).is_none() {
-        lose(Loss::ReturnWithoutEntry);
-        // SAFETY: a live map value.
-        ledger::mark_lost(unsafe { (*thread).process });
+    if !found {
+        if SHADOWED.get_ptr(&cookie.library()).is_none() {
+            lose(Loss::ReturnWithoutEntry);
+            // SAFETY: a live map value.
+            ledger::mark_lost(unsafe { (*thread).process });
+        }
+        return None;
     }
-    None
+    // SAFETY: 1 <= depth <= MAX_DEPTH.
+    let frame = unsafe { frame_below(thread, depth) };
+    // SAFETY: both point into one live map value that only this thread touches.
+    unsafe { close(thread, frame, depth - 1) };
+    Some((thread, frame, ctx.ret::<u64>() as u32))
+}
+
+/// What a returning call leaves to its thread and to the call around it.
+///
+/// # Safety
+/// Both are live map values that only this thread touches, and `depth` is below [`MAX_DEPTH`].
+#[inline(always)]
+unsafe fn close(thread: *mut Thread, frame: *mut Frame, depth: u32) {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        (*thread).depth = depth;
+        (*frame).blocked = (*thread).wait.blocked.wrapping_sub((*frame).blocked);
+        (*frame).runnable = (*thread).wait.runnable.wrapping_sub((*frame).runnable);
+        if depth == 0 {
+            let others = end((*thread).process);
+            (*frame).shared |= atomic::differ(others, (*frame).others);
+            return;
+        }
+        // An outer call learns what an inner one saw at the kernel boundary.
+        let outer = frame_below(thread, depth);
+        if (*outer).gpu == GPU_UNKNOWN {
+            (*outer).gpu = (*frame).gpu;
+        }
+        (*outer).mapped_kib = (*outer).mapped_kib.saturating_add((*frame).mapped_kib);
+    }
 }
 
 /// Counts and times a call whose GPU is known by now.
 #[inline(always)]
-pub fn finish(process: u64, frame: &Frame, gpu: u8, code: u32) {
-    record(process, Cookie(frame.cookie).operation(), frame.start, gpu, code);
+pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
+    // SAFETY: both point into one live map value that only this thread touches.
+    let (process, closed) = unsafe { ((*thread).process, &*frame) };
+    let operation = Cookie(closed.cookie).operation();
+    let duration = now().saturating_sub(closed.start);
+    record(process, operation, duration, gpu, code);
+    if code != 0 {
+        reports::failed(process, frame, gpu, code);
+    }
+    if closed.outermost == 1 {
+        if code == 0 {
+            let busy = duration.saturating_sub(closed.blocked).saturating_sub(closed.runnable);
+            let bytes = reports::bytes_of(closed);
+            if effort(process, operation, bytes, closed.shared, busy) == 1 {
+                reports::retried(process, operation, bytes, gpu);
+            }
+        }
+        reports::slow(thread, frame, gpu, code, duration);
+    }
 }
 
 /// A function of its own, with scalars only: the verifier walks it once a call, not once a path.
 #[inline(never)]
-fn record(process: u64, operation: u8, start: u64, gpu: u8, code: u32) {
+fn record(process: u64, operation: u8, duration: u64, gpu: u8, code: u32) {
     count(&CALLS, &CallKey { process, operation, gpu, pad: [0; 6] }, Loss::CallMapFull);
     if code != 0 {
         // `CUresult` ends at 999: a library that invents codes gets one row for all of them.
         let code = if code > 999 { 0xffff } else { code };
         count(&FAILURES, &FailureKey { process, operation, gpu, pad: [0; 2], code }, Loss::FailureMapFull);
     }
-    time(process, operation, now().saturating_sub(start));
+    match histogram(&LATENCY, &CallKey { process, operation, gpu: 0, pad: [0; 6] }) {
+        Some(latency) => sort_into(latency, duration),
+        None => lose(Loss::LatencyMapFull),
+    }
 }
 
+/// The row of calls like this one.
 #[inline(always)]
-fn time(process: u64, operation: u8, duration: u64) {
-    let key = CallKey { process, operation, gpu: 0, pad: [0; 6] };
-    let Some(latency) = LATENCY.get_ptr_mut(&key).or_else(|| {
-        // SAFETY: ZERO_LATENCY has exactly one entry and nobody writes it.
-        let zero = unsafe { &*ZERO_LATENCY.get_ptr(0)? };
-        let _ = LATENCY.insert(&key, zero, NOEXIST);
-        LATENCY.get_ptr_mut(&key)
-    }) else {
-        lose(Loss::LatencyMapFull);
-        return;
+pub fn effort_row(process: u64, operation: u8, bytes: u64) -> Option<*mut Effort> {
+    let size_bits = (64 - bytes.leading_zeros()) as u8;
+    let key = EffortKey { process, operation, size_bits, pad: [0; 6] };
+    if let Some(row) = EFFORT.get_ptr_mut(&key) {
+        return Some(row);
+    }
+    let zero = Effort { solo_calls: 0, solo_time: 0, shared_calls: 0, shared_time: 0, failed_at: 0 };
+    let _ = EFFORT.insert(&key, &zero, NOEXIST);
+    let row = EFFORT.get_ptr_mut(&key);
+    if row.is_none() {
+        lose(Loss::EffortMapFull);
+    }
+    row
+}
+
+/// Time on the CPU inside a call that succeeded, apart by whether another process was in a call meanwhile. 1 when
+/// such a call had failed before.
+#[inline(never)]
+fn effort(process: u64, operation: u8, bytes: u64, shared: u8, busy: u64) -> u64 {
+    let Some(row) = effort_row(process, operation, bytes) else {
+        return 0;
     };
+    // SAFETY: a live map value.
+    unsafe {
+        if shared == 1 {
+            atomic::add(&raw mut (*row).shared_calls, 1);
+            atomic::add(&raw mut (*row).shared_time, busy);
+        } else {
+            atomic::add(&raw mut (*row).solo_calls, 1);
+            atomic::add(&raw mut (*row).solo_time, busy);
+        }
+        u64::from((*row).failed_at != 0)
+    }
+}
+
+/// One duration more in a histogram.
+#[inline(always)]
+pub fn sort_into(latency: *mut Latency, duration: u64) {
     let bits = 64 - duration.leading_zeros();
     let bucket = (bits.saturating_sub(LATENCY_SHIFT) as usize).min(LATENCY_BUCKETS - 1);
     // SAFETY: a live map value; the bucket is within the array.
     unsafe {
-        let latency: *mut Latency = latency;
         atomic::add(&raw mut (*latency).count, 1);
         atomic::add(&raw mut (*latency).sum, duration);
         atomic::add((&raw mut (*latency).buckets).cast::<u64>().add(bucket), 1);
@@ -328,9 +474,8 @@ pub fn call_enter(ctx: ProbeContext) -> u32 {
 pub fn count_return(ctx: RetProbeContext) -> u32 {
     if let Some((thread, frame, code)) = leave(&ctx) {
         // SAFETY: both point into one live map value that only this thread touches.
-        let (process, frame) = unsafe { ((*thread).process, &*frame) };
-        let place = contexts::place(thread, frame);
-        finish(process, frame, place.gpu, code);
+        let place = contexts::place(thread, unsafe { &*frame });
+        finish(thread, frame, place.gpu, code);
     }
     0
 }

@@ -306,7 +306,7 @@ pub fn context_return(ctx: RetProbeContext) -> u32 {
             }
         }
     }
-    finish(process, frame, gpu, code);
+    finish(thread, frame, gpu, code);
     0
 }
 

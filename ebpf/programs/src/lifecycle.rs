@@ -15,7 +15,8 @@ use cotenant_abi::{
 };
 
 use crate::{
-    calls::now,
+    calls::{abandon, now},
+    kills,
     maps::{PROCESS_IDS, PROCESSES, SETTINGS, THREADS, emit, lose},
 };
 
@@ -71,13 +72,25 @@ fn last_thread(ctx: &TracePointContext, settings: &Settings, tid: u32, tgid: u32
     tid == tgid
 }
 
+/// A thread is gone, with whatever call it was in.
+#[inline(never)]
+fn forget(tid: u32) {
+    if let Some(thread) = THREADS.get_ptr(&tid) {
+        // SAFETY: a live map value.
+        let (process, depth) = unsafe { ((*thread).process, (*thread).depth) };
+        if depth > 0 {
+            abandon(process);
+        }
+        let _ = THREADS.remove(&tid);
+    }
+}
+
 #[tracepoint]
 pub fn process_exit(ctx: TracePointContext) -> u32 {
     let ids = bpf_get_current_pid_tgid();
     let (tid, tgid) = (ids as u32, (ids >> 32) as u32);
-    if THREADS.get_ptr(&tid).is_some() {
-        let _ = THREADS.remove(&tid);
-    }
+    kills::report(tid, tgid);
+    forget(tid);
     if PROCESS_IDS.get_ptr(&tgid).is_none() {
         return 0;
     }
@@ -98,8 +111,8 @@ pub fn process_exec(ctx: TracePointContext) -> u32 {
     }
     // SAFETY: the record of this tracepoint is longer than 20 bytes.
     let old = unsafe { ctx.read_at::<u32>(16) }.unwrap_or(tgid);
-    let _ = THREADS.remove(&old);
-    let _ = THREADS.remove(&tgid);
+    forget(old);
+    forget(tgid);
     end(tgid, END_EXEC);
     0
 }

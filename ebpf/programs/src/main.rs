@@ -9,10 +9,13 @@ mod atomic;
 mod boundary;
 mod calls;
 mod contexts;
+mod kills;
 mod ledger;
 mod lifecycle;
 mod maps;
 mod physical;
+mod reports;
+mod waits;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,13 +1,16 @@
 //! Owns every map, and the counting of what could not be done.
 //! Refuses per-CPU scratch that is written: uprobe programs can be preempted by one another (Linux 6.0 and later).
 
+use core::cell::UnsafeCell;
+
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf, StackTrace},
 };
 use cotenant_abi::{
-    CallKey, Context, ContextLedger, ContextLedgerKey, Event, FailureKey, Handle, Latency, Ledger, LedgerKey,
-    Loss, Mapping, Note, OrdinalKey, Physical, Pointer, PointerKey, Process, Settings, Thread,
+    Blame, BlameKey, CallKey, Context, ContextLedger, ContextLedgerKey, Effort, EffortKey, FailureKey,
+    Handle, HostCalls, Latency, Ledger, LedgerKey, Loss, Mapping, Note, OrdinalKey, Passed, Physical,
+    Pointer, PointerKey, Process, Settings, Thread, Victim, WaitKey,
 };
 
 use crate::atomic;
@@ -61,6 +64,56 @@ pub static NOTES: PerCpuArray<u64> = PerCpuArray::with_max_entries(cotenant_abi:
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 
+/// Key: where a thread of a process was blocked. Value: how long.
+#[map]
+pub static WAITS: HashMap<WaitKey, Latency> = HashMap::with_max_entries(16_384, 0);
+#[map]
+pub static BLAME: HashMap<BlameKey, Blame> = HashMap::with_max_entries(65_536, 0);
+#[map]
+pub static EFFORT: HashMap<EffortKey, Effort> = HashMap::with_max_entries(65_536, 0);
+#[map]
+pub static TURNS: LruHashMap<u32, Passed> = LruHashMap::with_max_entries(4096, 0);
+#[map]
+pub static STACKS: StackTrace = StackTrace::with_max_entries(4096, 0);
+/// Threads that were chosen to die for memory. Key: thread id.
+#[map]
+pub static VICTIMS: HashMap<u32, Victim> = HashMap::with_max_entries(4096, 0);
+
+/// What the scheduler hooks look at first: a global, for its address is in the instruction.
+pub struct Host(UnsafeCell<HostCalls>);
+
+// SAFETY: changed by atomic instructions only.
+unsafe impl Sync for Host {}
+
+pub static HOST: Host = Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0 }));
+
+impl Host {
+    #[inline(always)]
+    pub fn in_flight(&self) -> i64 {
+        // SAFETY: an aligned word of a live map value.
+        unsafe { core::ptr::read_volatile(&raw const (*self.0.get()).in_flight) }
+    }
+
+    #[inline(always)]
+    pub fn entries(&self) -> i64 {
+        // SAFETY: as above.
+        unsafe { core::ptr::read_volatile(&raw const (*self.0.get()).entries) }
+    }
+
+    /// A thread is in a traced call from now on (1), or no longer (-1).
+    #[inline(always)]
+    pub fn count_thread(&self, change: i64) {
+        // SAFETY: as above.
+        unsafe { atomic::fetch_add(&raw mut (*self.0.get()).in_flight, change) };
+    }
+
+    #[inline(always)]
+    pub fn count_entry(&self) {
+        // SAFETY: as above.
+        unsafe { atomic::fetch_add(&raw mut (*self.0.get()).entries, 1) };
+    }
+}
+
 /// Zeroes to insert from: too large for the 512-byte stack. Never written.
 #[map]
 pub static ZERO_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
@@ -89,14 +142,26 @@ pub fn note(fact: Note) {
 }
 
 #[inline(always)]
-pub fn emit(event: Event) {
-    match EVENTS.reserve::<Event>(0) {
+pub fn emit<T: 'static>(event: T) {
+    match EVENTS.reserve::<T>(0) {
         Some(mut slot) => {
             slot.write(event);
             slot.submit(0);
         }
         None => lose(Loss::RingFull),
     }
+}
+
+/// The histogram under a key, inserted if it is new. `None`: the map is full.
+#[inline(always)]
+pub fn histogram<K>(map: &HashMap<K, Latency>, key: &K) -> Option<*mut Latency> {
+    if let Some(known) = map.get_ptr_mut(key) {
+        return Some(known);
+    }
+    // SAFETY: ZERO_LATENCY has exactly one entry and nobody writes it.
+    let zero = unsafe { &*ZERO_LATENCY.get_ptr(0)? };
+    let _ = map.insert(key, zero, NOEXIST);
+    map.get_ptr_mut(key)
 }
 
 /// Adds one to a counter map, inserting it if it is new.

@@ -199,7 +199,7 @@ pub fn handle_return(ctx: RetProbeContext) -> u32 {
             add_handle(process, handle, Physical { bytes: 0, references: 1, gpu, kind, pad: [0; 6] });
         }
     }
-    finish(process, frame, gpu, code);
+    finish(thread, frame, gpu, code);
     0
 }
 
@@ -272,7 +272,7 @@ pub fn map_return(ctx: RetProbeContext) -> u32 {
     if code == 0 {
         map(process, frame, gpu);
     }
-    finish(process, frame, gpu, code);
+    finish(thread, frame, gpu, code);
     0
 }
 
@@ -297,6 +297,6 @@ pub fn unmap_return(ctx: RetProbeContext) -> u32 {
         }
     }
     let gpu = contexts::place(thread, frame).gpu;
-    finish(process, frame, gpu, code);
+    finish(thread, frame, gpu, code);
     0
 }

@@ -3,6 +3,7 @@
 
 pub mod compare;
 pub mod scrape;
+pub mod waits;
 
 use std::{
     collections::BTreeMap,

@@ -1,15 +1,16 @@
 //! Owns the rows of the catalogue, sorted by Prometheus name: the order in which families are published.
-//! Refuses metrics of capabilities that are not built (waits, blame, kills, risk); they are declared with their code.
+//! Refuses metrics of capabilities that are not built (kills, risk); they are declared with their code.
 //!
 //! In bounds, T is tenants (the cap, plus `other`) and G is GPUs and MIG instances (64 at most).
 
 use super::Stability::{Development, Stable};
 use super::attributes::{
     ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
-    ECC_ERROR, FEATURE, FEATURE_STATE, FUNCTION, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_NAME, HW_PARENT,
-    HW_SENSOR_LOCATION, HW_TYPE, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND,
-    NAMESPACE, NOTE, OPERATION, PART, POD, READING, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON,
-    VERSION,
+    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FUNCTION, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID,
+    HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION,
+    LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION, PART,
+    POD, READING, RELATION, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS,
+    XID,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -43,16 +44,23 @@ macro_rules! catalogue {
 }
 
 catalogue! {
+    AgentBlameFolded: Counter Development Unit::count("{share}"), "cotenant.agent.blame_folded",
+        "cotenant_agent_blame_folded_total", [], "1",
+        "Shares of blame whose culprit was written as other because 4096 pairs of victim and culprit were kept already.";
     AgentBuild: Info Development Unit::STATE, "cotenant.agent.build", "cotenant_agent_build_info", [VERSION], "1",
         "Version of this agent. Exact.";
     AgentCpu: Counter Development Unit::SECONDS, "cotenant.agent.cpu", "cotenant_agent_cpu_seconds_total", [], "1",
         "CPU time of the agent itself in seconds, user and system, from the kernel. Exact to a clock tick. Probe traps \
          are charged to the traced process and are not in here.";
+    AgentEventsLost: Counter Development Unit::count("{event}"), "cotenant.agent.events_lost",
+        "cotenant_agent_events_lost_total", [], "1",
+        "Failed allocations, waits and reports for which the agent had no room when it looked for incidents. Counters of \
+         memory, waits and failures are not touched by this.";
     AgentFeature: Gauge Development Unit::STATE, "cotenant.agent.feature.state", "cotenant_agent_feature_state",
         [FEATURE, FEATURE_STATE], "features x 5",
         "1 for the state that a capability of this agent is in on this host, 0 for the others. The reason is on /status.";
     AgentLosses: Counter Development Unit::count("{event}"), "cotenant.agent.losses", "cotenant_agent_losses_total",
-        [LOSS_REASON], "19",
+        [LOSS_REASON], "24",
         "Events that the kernel side could not book, counted there. Anything above zero means that figures of the \
          tenants concerned are too low; their confidence says so.";
     AgentMapCapacity: Gauge Development Unit::count("{entry}"), "cotenant.agent.map.capacity",
@@ -62,7 +70,7 @@ catalogue! {
         "cotenant_agent_map_entries", [MAP], "maps",
         "Entries in a BPF map at the last read. Counted while the map moves, so off by what changed during the read.";
     AgentNotes: Counter Development Unit::count("{event}"), "cotenant.agent.notes", "cotenant_agent_notes_total",
-        [NOTE], "8",
+        [NOTE], "13",
         "Facts about the workload counted in the kernel, none of them a loss. probe_hits times \
          cotenant_agent_probe_cost_seconds is the time that the probes cost all tenants.";
     NvmlAbsences: Gauge Development Unit::count("{reading}"), "cotenant.agent.nvml.absences",
@@ -104,10 +112,33 @@ catalogue! {
     AgentTick: Gauge Development Unit::SECONDS, "cotenant.agent.tick.duration",
         "cotenant_agent_tick_duration_seconds", [], "1",
         "Duration in seconds of the agent's last tick, from reading the kernel to the finished view.";
+    BlameSeconds: Counter Stable Unit::SECONDS, "cotenant.gpu.blame", "cotenant_gpu_blame_seconds_total",
+        [VICTIM, CULPRIT, RELATION, WAIT_CLASS], "4096 x 7",
+        "Time in seconds that a tenant's threads were blocked inside driver calls, by who had what they waited for: \
+         whoever woke the thread, from its own turn on; before that, whoever woke that one, four turns back. Measured by \
+         the scheduler's clock; time spent spinning is not in here (see cotenant_gpu_contention_excess_seconds_total).";
     ClocksEvent: Gauge Development Unit::STATE, "cotenant.gpu.clocks_event.active",
         "cotenant_gpu_clocks_event_active", [HW_ID, THROTTLE_REASON], "G x 10",
         "1 while NVML names this reason for the GPU's clock (throttling), 0 while it does not. A sample at the poll: \
          shorter events are missed.";
+    ContentionExcess: Counter Development Unit::SECONDS, "cotenant.gpu.contention.excess",
+        "cotenant_gpu_contention_excess_seconds_total", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
+        "Estimate, in seconds: CPU time inside a tenant's driver calls while another process was in one too, beyond what \
+         such calls (same function, size within a factor of two) take alone. Spinning on the driver's locks shows only \
+         here. Not there while no call has a baseline. Never part of the measured waits.";
+    ContentionUnjudged: Gauge Development Unit::count("{call}"), "cotenant.gpu.contention.unjudged",
+        "cotenant_gpu_contention_unjudged", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
+        "Overlapped calls of running processes that have no baseline yet: their excess is unknown and not in \
+         cotenant_gpu_contention_excess_seconds_total. A baseline wants 16 calls that nobody disturbed.";
+    DriverWaitDuration: Histogram Stable Unit::SECONDS, "cotenant.gpu.driver.wait.duration",
+        "cotenant_gpu_driver_wait_duration_seconds",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, WAIT_CLASS], "T x 7 x 29",
+        "Duration in seconds of single waits of a tenant's threads inside driver calls, from leaving the CPU to being \
+         woken. Bounds are powers of two in nanoseconds, so a quantile is good to a factor of two.";
+    DriverWait: Counter Stable Unit::SECONDS, "cotenant.gpu.driver.wait", "cotenant_gpu_driver_wait_seconds_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, WAIT_CLASS], "T x 7",
+        "Time in seconds that a tenant's threads were blocked inside driver calls, by what they waited for, told from the \
+         kernel stack at blocking. Measured; time ready to run without a CPU is not in here.";
     GpuInfo: Info Development Unit::STATE, "cotenant.gpu", "cotenant_gpu_info",
         [HW_ID, HW_TYPE, HW_NAME, HW_PARENT, HW_DRIVER_VERSION], "G",
         "What a GPU or MIG instance is, from NVML. Join on hw_id.";
@@ -188,6 +219,22 @@ catalogue! {
         "cotenant_gpu_tenant_utilization_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "Share of time in which kernels of a tenant ran on the GPU, 0 to 1, from NVML's process samples. About a second \
          old; busy processes can be missing, and then so is the series.";
+    XidErrors: Counter Development Unit::count("{fault}"), "cotenant.gpu.xid.errors", "cotenant_gpu_xid_errors_total",
+        [HW_ID_OR_UNKNOWN, XID], "512",
+        "Xid faults of a GPU since the agent came, by code, from the kernel's log; the follow-ups of a fault are in here.";
+    XidLast: Gauge Development Unit::SECONDS, "cotenant.gpu.xid.last_seen", "cotenant_gpu_xid_last_seen_seconds",
+        [HW_ID_OR_UNKNOWN, XID], "512",
+        "When this Xid was last seen on the GPU, in seconds since the Unix epoch.";
+    IncidentsOpen: UpDownCounter Development Unit::count("{incident}"), "cotenant.incidents.open",
+        "cotenant_incidents_open", [], "1",
+        "Incidents that go on now. They are on /api/v1/incidents, in words.";
+    Incidents: Counter Stable Unit::count("{incident}"), "cotenant.incidents", "cotenant_incidents_total",
+        [INCIDENT_KIND], "7",
+        "Incidents since the agent came, by kind. One that turns out worse than it began counts under each of its names.";
+    OomKills: Counter Stable Unit::count("{process}"), "cotenant.oom.kills", "cotenant_oom_kills_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, OOM_SCOPE], "1024",
+        "Processes of a tenant that the kernel killed for memory, GPU users or not, by what ran out. Goes on over restarts \
+         of the tenant. A SIGKILL by somebody else is not in here.";
     Energy: Counter Development Unit::JOULES, "hw.energy", "hw_energy_joules_total", [HW_ID, HW_TYPE], "G",
         "Energy that the GPU used in joules since the driver was loaded, from NVML, in steps of a millijoule.";
     Errors: Counter Development Unit::count("{error}"), "hw.errors", "hw_errors_total", [HW_ID, HW_TYPE, ECC_ERROR],

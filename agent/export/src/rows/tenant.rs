@@ -1,7 +1,8 @@
-//! Owns the rows of tenants: ledger, NVML's view of their processes, calls, failures and latency.
+//! Owns the rows of tenants: ledger, NVML's view of their processes, calls, failures, latency and waits.
 //! Refuses processes: nothing here names one.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use cotenant_model::sample::{Confidence, GpuRef};
 use cotenant_model::view::{TenantView, View};
@@ -11,7 +12,7 @@ use super::{Labels, Sheet};
 use crate::Id;
 use crate::catalogue::attributes::{
     CONFIDENCE, CONTAINER, CUDA_ERROR, HW_ID, LEDGER_HW_ID, MEMORY_KIND, NAMESPACE, OPERATION, PART, POD,
-    TENANT, TENANT_KIND,
+    TENANT, TENANT_KIND, WAIT_CLASS,
 };
 use crate::guard::distinct;
 use crate::label::clean_tenant;
@@ -22,6 +23,7 @@ pub(super) fn write(sheet: &mut Sheet, view: &View) {
         ledger(sheet, tenant, &labels);
         device_side(sheet, tenant, &labels);
         calls(sheet, tenant, &labels);
+        waits(sheet, tenant, &labels);
     }
 }
 
@@ -33,7 +35,7 @@ fn one_view_each(views: &[TenantView]) -> Cow<'_, [TenantView]> {
 }
 
 /// The tenant set, after what `labels` already holds.
-fn tenant_labels(labels: Labels, tenant: &Tenant) -> Labels {
+pub(super) fn tenant_labels(labels: Labels, tenant: &Tenant) -> Labels {
     let labels = labels.with(TENANT, &tenant.name).with(TENANT_KIND, tenant.kind.as_str());
     if tenant.kind != TenantKind::Pod {
         return labels;
@@ -110,4 +112,19 @@ fn calls(sheet: &mut Sheet, tenant: &TenantView, labels: &Labels) {
     for (operation, histogram) in &tenant.latency {
         sheet.put(Id::OperationDuration, labels.clone().with(OPERATION, operation.as_str()), histogram);
     }
+}
+
+fn waits(sheet: &mut Sheet, tenant: &TenantView, labels: &Labels) {
+    for (class, histogram) in &tenant.waits {
+        let labels = labels.clone().with(WAIT_CLASS, class.as_str());
+        sheet.put(Id::DriverWait, labels.clone(), Duration::from_nanos(histogram.sum_ns).as_secs_f64());
+        sheet.put(Id::DriverWaitDuration, labels, histogram);
+    }
+    let excess = tenant.excess;
+    // Nobody overlapped: that is a zero. Somebody did and nothing is known of it: that is none.
+    if excess.calls > 0 || excess.unjudged == 0 {
+        let seconds = Duration::from_nanos(excess.time_ns).as_secs_f64();
+        sheet.put(Id::ContentionExcess, labels.clone(), seconds);
+    }
+    sheet.put(Id::ContentionUnjudged, labels.clone(), excess.unjudged);
 }

@@ -6,13 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cotenant_export::{Format, Row, encode, rows};
+use cotenant_model::blame::{Edge, Share};
 use cotenant_model::device::{CallCost, DeviceMemory, LibraryFacts};
+use cotenant_model::excess::Excess;
+use cotenant_model::incident::Kind;
+use cotenant_model::kill::Scope;
 use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
 use cotenant_model::view::{
-    AgentView, Feature, FeatureState, GpuView, MemoryTotals, Residual, TenantView, View,
+    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, Residual, TenantView, View,
 };
 use cotenant_model::{
-    Absence, CudaError, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
+    Absence, CudaError, Culprit, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
+    WaitClass,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -112,6 +117,8 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         operations,
         failures,
         latency: [Operation::MemAlloc, Operation::MemFree].map(|op| (op, histogram(seed))).into(),
+        waits: [WaitClass::RmApiLock, WaitClass::Reclaim].map(|class| (class, histogram(seed))).into(),
+        excess: Excess { time_ns: seed * 1_000_000, calls: seed, unjudged: seed },
     }
 }
 
@@ -151,13 +158,57 @@ pub(crate) fn agent() -> AgentView {
         resident_bytes: 14 * MIB,
         tick_seconds: 0.0021,
         tenants_folded: 0,
+        blame_folded: 0,
         holder_candidates: Vec::new(),
         probe_cost_seconds: Some(0.95e-6),
     }
 }
 
+/// Everybody waited for the first tenant, and for the device.
+fn blame(tenants: &[TenantView]) -> BTreeMap<Edge, Share> {
+    let Some(culprit) = tenants.first().map(|view| Culprit::Tenant(view.tenant.clone())) else {
+        return BTreeMap::new();
+    };
+    let share = Share { waits: 3, time_ns: 1_500_000_000 };
+    let of = |victim: &TenantView| {
+        let victim = victim.tenant.clone();
+        [
+            ((victim.clone(), culprit.clone(), WaitClass::RmApiLock), share),
+            ((victim, Culprit::Device, WaitClass::Reclaim), share),
+        ]
+    };
+    tenants.iter().flat_map(of).collect()
+}
+
+fn events(tenants: &[TenantView]) -> EventsView {
+    EventsView {
+        incidents: BTreeMap::from([(Kind::NoisyNeighbour, 4)]),
+        open_incidents: 1,
+        kills: tenants
+            .iter()
+            .map(|view| ((Some(view.tenant.clone()), Some(Scope::Memcg)), 2))
+            .chain([((None, None), 1)])
+            .collect(),
+        xids: BTreeMap::from([
+            ((Some(gpu_id(0)), 31), (2, 1_795_999_000.5)),
+            ((None, 45), (1, 1_795_999_001.0)),
+        ]),
+        lost: 0,
+    }
+}
+
 pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
-    View { taken_unix: 1_796_000_000.0, started_unix: 1_795_990_000.0, gpus, tenants, agent: agent() }
+    let blame = blame(&tenants);
+    let events = events(&tenants);
+    View {
+        taken_unix: 1_796_000_000.0,
+        started_unix: 1_795_990_000.0,
+        gpus,
+        tenants,
+        blame,
+        events,
+        agent: agent(),
+    }
 }
 
 /// Two GPUs, a pod on both and a user on one; every metric of the catalogue has a sample.

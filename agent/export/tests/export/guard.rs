@@ -17,6 +17,8 @@ fn one(name: &str, seed: u64) -> TenantView {
 
 fn tick(guard: &mut Guard, tenants: Vec<TenantView>) -> View {
     let mut view = node(vec![gpu(0)], tenants);
+    // Kills are counted apart from tenants and outlive them.
+    view.events.kills.clear();
     guard.fold(&mut view);
     view
 }
@@ -138,4 +140,19 @@ fn r5_a_thousand_tenants_stay_within_the_bound() {
     assert_eq!(samples["cotenant_agent_tenants_folded_total"], 992.0);
     let series = samples.keys().filter(|series| series.starts_with("cotenant_gpu_tenant_processes{")).count();
     assert_eq!(series, 9);
+}
+
+#[test]
+fn r5_blame_of_folded_tenants_is_others_and_never_falls() {
+    let mut guard = Guard::new(Limits { max_tenants: 1 });
+    let tenants = vec![one("big", 100), one("small", 1), one("tiny", 1)];
+    let total = |view: &View| view.blame.values().map(|share| share.time_ns).sum::<u64>();
+    let first = tick(&mut guard, tenants.clone());
+    let names: BTreeSet<&str> = first.blame.keys().map(|(victim, ..)| victim.name.as_str()).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert!(names.contains("other"));
+    assert_eq!(total(&first), 3 * 2 * 1_500_000_000);
+    // A member leaves, and takes nothing away.
+    let second = tick(&mut guard, tenants[..2].to_vec());
+    assert_eq!(total(&second), total(&first));
 }

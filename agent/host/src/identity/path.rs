@@ -88,24 +88,29 @@ impl Place {
 pub(crate) struct Found<'a> {
     pub(crate) place: Place,
     pub(crate) path: &'a str,
+    /// Of the unified hierarchy, whose ids the kernel's programs see.
+    pub(crate) unified: bool,
     pub(crate) nested: Option<Place>,
 }
 
 /// The most telling of the lines of `/proc/PID/cgroup`.
 pub(crate) fn place(text: &str) -> Option<Found<'_>> {
     // `hierarchy:controllers:path`; the path may hold colons.
-    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    paths.filter(|path| path.starts_with('/')).map(find).reduce(|best, next| {
-        match next.place.weight().cmp(&best.place.weight()) {
-            std::cmp::Ordering::Greater => next,
-            // Of two that say nothing, the one that is outside is the warning.
-            std::cmp::Ordering::Equal if next.place == Place::Outside => next,
-            _ => best,
-        }
+    let lines = text.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (hierarchy, _, path) = (fields.next()?, fields.next()?, fields.next()?);
+        path.starts_with('/').then(|| find(path, hierarchy == "0"))
+    });
+    lines.reduce(|best, next| match next.place.weight().cmp(&best.place.weight()) {
+        std::cmp::Ordering::Greater => next,
+        // Of two that say nothing, the one that is outside is the warning.
+        std::cmp::Ordering::Equal if next.place == Place::Outside => next,
+        std::cmp::Ordering::Equal if next.unified && next.place == best.place => next,
+        _ => best,
     })
 }
 
-fn find(path: &str) -> Found<'_> {
+fn find(path: &str, unified: bool) -> Found<'_> {
     let bare = path.strip_suffix(" (deleted)").unwrap_or(path);
     let segments: Vec<&str> =
         bare.split('/').filter(|segment| !matches!(*segment, "" | "." | "..")).collect();
@@ -119,7 +124,7 @@ fn find(path: &str) -> Found<'_> {
     let nested = Some(first(below, 0).0).filter(|nested| {
         apart && matches!(nested, Place::Pod { .. } | Place::Job { .. } | Place::Container { .. })
     });
-    Found { place, path, nested }
+    Found { place, path, unified, nested }
 }
 
 /// The outermost tenant, and the segments below where it begins.

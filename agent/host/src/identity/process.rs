@@ -7,14 +7,19 @@ use crate::{Host, HostError, names::Names};
 /// Ancestors that are asked for a Slurm step.
 const MAX_ANCESTORS: usize = 64;
 
+/// A process at one moment.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// What makes its PID an identity.
+    pub start: u64,
+    /// The process's own UID, whosesoever session it is in.
+    pub uid: u32,
+    pub identity: Identity,
+}
+
 impl Host {
-    /// Who the process is, and the start time that goes with its PID. An error when it was not there all along.
-    pub fn identity(
-        &self,
-        pid: u32,
-        view: &CgroupView,
-        names: &dyn Names,
-    ) -> Result<(u64, Identity), HostError> {
+    /// Who the process is. An error when it was not there all along.
+    pub fn identity(&self, pid: u32, view: &CgroupView, names: &dyn Names) -> Result<Observed, HostError> {
         let start = self.start(pid)?;
         let cgroup = self.cgroup(pid)?;
         let uid = self.uid(pid)?;
@@ -42,7 +47,7 @@ impl Host {
                 what: "the process changed while it was read",
             });
         }
-        Ok((start, identity))
+        Ok(Observed { start, uid, identity })
     }
 
     /// The step whose `slurmstepd`, a process of root, is an ancestor. It writes `slurmstepd: [job.step]` over its
@@ -89,7 +94,7 @@ mod tests {
 
     fn tenant(host: &Host, pid: u32) -> String {
         let names = HostNames::new(host.clone());
-        host.identity(pid, &CgroupView::Host, &names).unwrap().1.tenant.name
+        host.identity(pid, &CgroupView::Host, &names).unwrap().identity.tenant.name
     }
 
     #[test]
@@ -114,7 +119,7 @@ mod tests {
     fn live_self_has_an_identity_with_the_path_it_came_from() {
         let host = Host::live();
         let view = host.enter_cgroups();
-        let (start, identity) =
+        let Observed { start, identity, .. } =
             host.identity(std::process::id(), &view, &HostNames::new(host.clone())).unwrap();
         assert_eq!(start, host.start(std::process::id()).unwrap());
         assert!(identity.path.is_some() && identity.uid.is_some());

@@ -83,6 +83,11 @@ impl Host {
         None
     }
 
+    /// Whether hierarchies of version 1 are used beside the unified one.
+    pub fn has_cgroup_v1(&self) -> bool {
+        !self.path("sys/fs/cgroup/cgroup.controllers").exists()
+    }
+
     /// UIDs of the pods that have cgroups here; `None` where no hierarchy can be read.
     pub fn live_pods(&self) -> Option<BTreeSet<String>> {
         let roots =

@@ -1,4 +1,4 @@
-//! Owns a call from entry to record: initialisation, injected failures, locks and delays, the truth.
+//! Owns a call from entry to record: initialisation, injected failures, the truth. What it waits for is `turn`'s.
 //! Refuses to record before the outcome is known.
 
 use std::{
@@ -12,20 +12,22 @@ use std::{
 
 use cotenant_abi::{MemoryKind, Operation};
 use cotenant_sim_state::{
-    Node, monotonic_ns,
-    truth::{NO_GPU, Record, Writer, effect},
+    Node, monotonic_ns, start_time,
+    truth::{NO_GPU, Record, Writer, effect, waits},
 };
 
-use crate::{Code, DEINITIALIZED, NOT_INITIALIZED, Outcome, UNKNOWN, driver::Driver};
-
-/// A shorter wait is a spin: sleeping rounds up to tens of microseconds.
-const SLEEP_FROM: Duration = Duration::from_micros(150);
+use crate::{
+    Code, DEINITIALIZED, INVALID_VALUE, NOT_INITIALIZED, Outcome, UNKNOWN,
+    driver::Driver,
+    turn::{self, Cost, Delay, Locks, Needs},
+};
 
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) node: Node,
     pub(crate) slot: usize,
     truth: Writer,
+    pub(crate) waits: waits::Writer,
 }
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
@@ -87,9 +89,10 @@ fn join() -> Option<&'static Process> {
         .ok()?;
     let slot = node.join()?;
     let truth = Writer::create(node.directory()).ok()?;
+    let waits = waits::Writer::create(node.directory(), start_time(std::process::id())?).ok()?;
     // SAFETY: registers a function without captures.
     unsafe { libc::atexit(deinitialise) };
-    Some(PROCESS.get_or_init(|| Process { pid: std::process::id(), node, slot, truth }))
+    Some(PROCESS.get_or_init(|| Process { pid: std::process::id(), node, slot, truth, waits }))
 }
 
 /// `cuInit`.
@@ -109,7 +112,7 @@ pub(crate) fn initialise() -> Code {
         first
     };
     if first {
-        pause(process, Duration::from_millis(100));
+        Cost::init().pay(process, Operation::Init, None);
     }
     READY.store(true, Ordering::Release);
     record(process, Operation::Init, start, 0, &Effects::default());
@@ -146,61 +149,36 @@ pub(crate) fn call(
         }
     };
     let mut effects = Effects::default();
-    let held = (process.node.scale() > 0.0 && takes_lock(operation)).then(|| process.node.api().hold());
-    let outcome = {
+    let slow = process.node.scale() > 0.0;
+    let user = slow.then(|| turn::enter(process, operation));
+    let needs = if slow { driver().as_ref().map(|driver| Needs::of(driver, operation, bytes)) } else { None }
+        .unwrap_or_default();
+    let locks = Locks::take(process, operation, needs);
+    let (outcome, delay) = {
         let mut driver = driver();
         match driver.as_mut() {
-            Some(driver) => driver.injected(operation).and_then(|()| work(process, driver, &mut effects)),
-            None => Err(NOT_INITIALIZED),
+            Some(driver) => {
+                let delay = driver.delayed(operation);
+                (driver.injected(operation).and_then(|()| work(process, driver, &mut effects)), delay)
+            }
+            None => (Err(NOT_INITIALIZED), None),
         }
     };
-    if held.is_some() {
-        pause(process, duration(operation, bytes, outcome));
+    let gpu = needs.gpu();
+    if slow && !needs.is_none() {
+        Cost::of(operation, bytes, outcome, &effects).pay(process, operation, gpu);
     }
-    drop(held);
+    if let Some(delay) = delay {
+        delay.pay(process, operation, gpu);
+    }
+    drop(locks);
     let code = outcome.err().unwrap_or(0);
     if code != 0 {
         effects.0.clear();
     }
     record(process, operation, start, code, &effects);
+    drop(user);
     code
-}
-
-/// Changes of a thread's current context stay in user space.
-fn takes_lock(operation: Operation) -> bool {
-    !matches!(
-        operation,
-        Operation::CtxSetCurrent
-            | Operation::CtxPushCurrent
-            | Operation::CtxPopCurrent
-            | Operation::DeviceGetUuid
-    )
-}
-
-/// Calibrated: 2 MiB alloc and free 70 us, 30 GB alloc and free 75 ms, a failed request 7 ms.
-fn duration(operation: Operation, bytes: u64, outcome: Outcome<()>) -> Duration {
-    if outcome == Err(crate::OUT_OF_MEMORY) {
-        return Duration::from_millis(7);
-    }
-    match operation {
-        Operation::PrimaryCtxRetain | Operation::CtxCreate => Duration::from_millis(110),
-        Operation::MemAllocAsync | Operation::MemFreeAsync | Operation::MemAllocFromPoolAsync => {
-            Duration::ZERO
-        }
-        _ => Duration::from_micros(33) + Duration::from_nanos(bytes / 800),
-    }
-}
-
-fn pause(process: &Process, duration: Duration) {
-    let duration = duration.mul_f64(process.node.scale());
-    if duration >= SLEEP_FROM {
-        std::thread::sleep(duration);
-    } else {
-        let until = monotonic_ns() + u64::try_from(duration.as_nanos()).unwrap_or(0);
-        while monotonic_ns() < until {
-            std::hint::spin_loop();
-        }
-    }
 }
 
 fn record(process: &Process, operation: Operation, start: u64, code: Code, effects: &Effects) {
@@ -247,4 +225,19 @@ pub(crate) fn inject(operation: Operation, code: Code, times: u32) -> Code {
     })
     .err()
     .unwrap_or(0)
+}
+
+/// The next `times` calls of an operation take longer, with the locks that they hold.
+pub(crate) fn delay(operation: Operation, kind: u32, milliseconds: u32, times: u32) -> Code {
+    let duration = Duration::from_millis(milliseconds.into());
+    let delay = Delay::new(kind, duration).ok_or(INVALID_VALUE);
+    delay
+        .and_then(|delay| {
+            with_driver(|driver| {
+                driver.delay(operation, delay, times);
+                Ok(())
+            })
+        })
+        .err()
+        .unwrap_or(0)
 }

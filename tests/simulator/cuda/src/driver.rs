@@ -9,6 +9,7 @@ use cotenant_sim_state::Node;
 use crate::{
     Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY, Outcome,
     call::{CURRENT, Effects, Process},
+    turn::Delay,
 };
 
 #[derive(Clone, Copy)]
@@ -54,6 +55,7 @@ pub(crate) struct Driver {
     /// The page that small allocations share, by GPU: address of the next, end.
     pub(crate) small: HashMap<usize, (u64, u64)>,
     injected: HashMap<Operation, (Code, u32)>,
+    delays: HashMap<Operation, (Delay, u32)>,
     next: u64,
     next_low: u64,
 }
@@ -72,6 +74,7 @@ impl Driver {
             pooled: HashMap::new(),
             small: HashMap::new(),
             injected: HashMap::new(),
+            delays: HashMap::new(),
             next: 0x7f00_0000_0000,
             next_low: 0x1000_0000,
         }
@@ -89,6 +92,23 @@ impl Driver {
             }
             _ => Ok(()),
         }
+    }
+
+    pub(crate) fn delay(&mut self, operation: Operation, delay: Delay, times: u32) {
+        self.delays.insert(operation, (delay, times));
+    }
+
+    pub(crate) fn delayed(&mut self, operation: Operation) -> Option<Delay> {
+        let (delay, left) = self.delays.get_mut(&operation).filter(|(_, left)| *left > 0)?;
+        *left -= 1;
+        Some(*delay)
+    }
+
+    /// Whether the current context's pool must take memory from its GPU for this.
+    pub(crate) fn pool_grows(&self, bytes: u64) -> bool {
+        self.current().is_ok_and(|(_, context)| {
+            self.pooled.get(&context.gpu).copied().unwrap_or(0) < cotenant_sim_state::pages(bytes)
+        })
     }
 
     /// Fresh addresses, aligned to pages.

@@ -10,6 +10,7 @@ mod driver;
 mod memory;
 mod physical;
 mod symbols;
+mod turn;
 
 /// `CUresult`.
 pub(crate) type Code = i32;

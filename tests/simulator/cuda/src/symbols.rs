@@ -391,6 +391,20 @@ pub unsafe extern "C" fn cotenantSimInject(operation: c_uint, code: c_int, times
     crate::call::inject(operation, code, times)
 }
 
+/// Tests only: the next `times` calls of an operation take so much longer. Not a symbol of any driver.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cotenantSimDelay(
+    operation: c_uint,
+    kind: c_uint,
+    milliseconds: c_uint,
+    times: c_uint,
+) -> Code {
+    let Some(operation) = u8::try_from(operation).ok().and_then(Operation::from_tag) else {
+        return INVALID_VALUE;
+    };
+    crate::call::delay(operation, kind, milliseconds, times)
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(out: *mut c_int) -> Code {
     answer(|_, driver| {

@@ -3,10 +3,9 @@
 
 use std::io;
 use std::path::Path;
-use std::thread;
 use std::time::Duration;
 
-use cotenant_sim_state::{Node, NodeConfig};
+use cotenant_sim_state::{LockName, Mode, Node, NodeConfig, monotonic_ns};
 
 use crate::faults::FaultFile;
 
@@ -67,9 +66,16 @@ impl Host {
 
     /// As the driver answers a process query: in the queue of everybody's calls.
     pub(crate) fn query_processes(&self, gpu: usize) -> Vec<Process> {
-        let _queue = self.node.api().hold();
-        if self.node.scale() > 0.0 {
-            thread::sleep(PROCESS_QUERY.mul_f64(self.node.scale()));
+        if self.node.scale() <= 0.0 {
+            return self.processes(gpu);
+        }
+        // The driver's source asserts the API lock and every GPU's.
+        let names = [LockName::Api].into_iter().chain((0..self.count()).map(LockName::Gpu));
+        let _held: Vec<_> = names.map(|name| self.node.hold(name, Mode::Exclusive)).collect();
+        let query = PROCESS_QUERY.mul_f64(self.node.scale()).as_nanos();
+        let until = monotonic_ns() + u64::try_from(query).unwrap_or(0);
+        while monotonic_ns() < until {
+            std::hint::spin_loop();
         }
         self.processes(gpu)
     }

@@ -1,11 +1,19 @@
 //! Owns what the simulated GPUs of one node share: memory, locks, processes, and the driver's own record.
 //! Refuses to exist by accident: without `COTENANT_SIM_NODE` there is no node, and every device name says SIMULATED.
 
+mod holds;
 mod lock;
+mod nap;
 mod node;
+mod queue;
+mod sleeps;
 pub mod truth;
 
-pub use lock::Lock;
+pub use holds::Turn;
+pub use nap::Nap;
+pub use queue::{Held, LockName, Mode, Waited, asleep};
+pub use sleeps::Sleep;
+
 pub use node::{GpuConfig, MAX_GPUS, Node, NodeConfig, NodeError, Process, monotonic_ns, start_time};
 
 /// Names the directory of the node that a process takes part in.

@@ -1,11 +1,11 @@
-//! Owns a lock that processes share and that survives the death of its holder.
-//! Refuses to spin: a waiter blocks in the kernel and is woken by the holder, like on the driver's own locks.
+//! Owns the lock around the node's table: processes share it, and it survives the death of its holder.
+//! Refuses to be waited for long: nobody sleeps with it.
 
 use std::{cell::UnsafeCell, mem::MaybeUninit};
 
 /// Lives in shared memory; made once by the node's creator.
 #[repr(transparent)]
-pub struct Lock(UnsafeCell<libc::pthread_mutex_t>);
+pub(crate) struct Lock(UnsafeCell<libc::pthread_mutex_t>);
 
 // SAFETY: a process-shared pthread mutex is made for this.
 unsafe impl Sync for Lock {}
@@ -13,7 +13,7 @@ unsafe impl Sync for Lock {}
 unsafe impl Send for Lock {}
 
 /// Holds the lock until dropped.
-pub struct Held<'a>(&'a Lock);
+pub(crate) struct Locked<'a>(&'a Lock);
 
 impl Lock {
     /// # Safety
@@ -30,7 +30,7 @@ impl Lock {
         }
     }
 
-    pub fn hold(&self) -> Held<'_> {
+    pub(crate) fn hold(&self) -> Locked<'_> {
         // SAFETY: an initialised mutex in a mapping that outlives `self`.
         unsafe {
             if libc::pthread_mutex_lock(self.0.get()) == libc::EOWNERDEAD {
@@ -38,11 +38,27 @@ impl Lock {
                 libc::pthread_mutex_consistent(self.0.get());
             }
         }
-        Held(self)
+        Locked(self)
+    }
+
+    /// As `hold`, without blocking in the kernel.
+    pub(crate) fn hold_awake(&self) -> Locked<'_> {
+        loop {
+            // SAFETY: as in `hold`.
+            match unsafe { libc::pthread_mutex_trylock(self.0.get()) } {
+                libc::EBUSY => std::thread::yield_now(),
+                libc::EOWNERDEAD => {
+                    // SAFETY: as in `hold`.
+                    unsafe { libc::pthread_mutex_consistent(self.0.get()) };
+                    return Locked(self);
+                }
+                _ => return Locked(self),
+            }
+        }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for Locked<'_> {
     fn drop(&mut self) {
         // SAFETY: held by this thread since `hold`.
         unsafe { libc::pthread_mutex_unlock(self.0.0.get()) };

@@ -7,11 +7,16 @@ use std::{
     io,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Lock, NODE_VARIABLE};
+use crate::{
+    Held, LockName, Mode, NODE_VARIABLE, Waited,
+    lock::{Lock, Locked},
+    queue::Queue,
+};
 
 pub const MAX_GPUS: usize = 16;
 const MAX_PROCESSES: usize = 1024;
@@ -33,8 +38,16 @@ pub struct NodeConfig {
     pub gpus: Vec<GpuConfig>,
     /// 1 is calibrated to an H200; 0 is no delay at all.
     pub scale: f64,
+    /// A waiter for the API lock spins for up to so many microseconds, at random, before it blocks.
+    #[serde(default = "spin_us")]
+    pub spin_us: u64,
     #[serde(default = "driver_version")]
     pub driver_version: String,
+}
+
+/// Two equal processes then take twice as long, and are off their processors for about a tenth of that.
+fn spin_us() -> u64 {
+    150
 }
 
 fn driver_version() -> String {
@@ -45,7 +58,7 @@ impl NodeConfig {
     /// `count` GPUs of 141 GB, as an H200 has them.
     pub fn h200(count: usize, scale: f64) -> Self {
         let gpu = GpuConfig { capacity: 150_754_820_096, reserved: 645 << 20, context_bytes: 518 << 20 };
-        Self { gpus: vec![gpu; count], scale, driver_version: driver_version() }
+        Self { gpus: vec![gpu; count], scale, spin_us: spin_us(), driver_version: driver_version() }
     }
 }
 
@@ -76,10 +89,12 @@ pub struct Process {
 struct Shared {
     /// Guards everything below; never held while waiting.
     table: Lock,
-    /// The lock that neighbours wait on.
-    api: Lock,
+    /// The locks that neighbours wait on: one for all, one a GPU.
+    api: Queue,
+    gpu_locks: [Queue; MAX_GPUS],
     gpu_count: u64,
     scale: f64,
+    spin_ns: u64,
     gpus: [Gpu; MAX_GPUS],
     processes: [Process; MAX_PROCESSES],
 }
@@ -107,6 +122,8 @@ impl std::error::Error for NodeError {}
 /// A process's view of the node.
 pub struct Node {
     directory: PathBuf,
+    /// Tells this view of a node from others of the process.
+    view: u64,
     shared: *mut Shared,
     /// Held for the kernel boundary: mappings are announced on it.
     pub boundary: File,
@@ -134,14 +151,18 @@ impl Node {
         let state = File::create(directory.join("state")).map_err(failed)?;
         state.set_len(size_of::<Shared>() as u64).map_err(failed)?;
         File::create(directory.join("nvidia-uvm")).map_err(failed)?;
+        let gpu_locks = (0..config.gpus.len()).map(LockName::Gpu);
+        for name in gpu_locks.chain([LockName::Api]) {
+            File::create(name.path(directory)).map_err(failed)?;
+        }
         let node = Self::at(directory)?;
         // SAFETY: zeroed memory that no other process knows of yet.
         unsafe {
             let shared = &mut *node.shared;
             shared.table.make();
-            shared.api.make();
             shared.gpu_count = config.gpus.len() as u64;
             shared.scale = config.scale;
+            shared.spin_ns = config.spin_us * 1_000;
             for (index, (gpu, from)) in shared.gpus.iter_mut().zip(&config.gpus).enumerate() {
                 gpu.uuid = [0x51; 16];
                 gpu.uuid[15] = u8::try_from(index).unwrap_or(0);
@@ -162,6 +183,7 @@ impl Node {
     }
 
     pub fn at(directory: &Path) -> Result<Self, NodeError> {
+        static VIEWS: AtomicU64 = AtomicU64::new(0);
         let path = directory.join("state");
         let failed = |error| NodeError::Io(path.clone(), error);
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
@@ -180,7 +202,8 @@ impl Node {
             return Err(failed(io::Error::last_os_error()));
         }
         let boundary = File::open(directory.join("nvidia-uvm")).map_err(failed)?;
-        Ok(Self { directory: directory.to_owned(), shared: shared.cast(), boundary })
+        let view = VIEWS.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { directory: directory.to_owned(), view, shared: shared.cast(), boundary })
     }
 
     pub fn directory(&self) -> &Path {
@@ -193,9 +216,14 @@ impl Node {
     }
 
     fn locked<T>(&self, work: impl FnOnce(&mut Shared) -> T) -> T {
-        let _held = self.shared().table.hold();
+        let _held = self.table();
         // SAFETY: the table lock makes this the only reference that writes, in any process.
         work(unsafe { &mut *self.shared })
+    }
+
+    /// Where calls take time, waiting for the table must not look like waiting for the driver: it does not block.
+    fn table(&self) -> Locked<'_> {
+        if self.scale() > 0.0 { self.shared().table.hold_awake() } else { self.shared().table.hold() }
     }
 
     pub fn gpu_count(&self) -> usize {
@@ -206,9 +234,15 @@ impl Node {
         self.shared().scale
     }
 
-    /// The driver's API lock, one for all GPUs of the node.
-    pub fn api(&self) -> &Lock {
-        &self.shared().api
+    /// Waits for a lock of the driver's. Gives how it was come by as well, if it was not free.
+    pub fn hold(&self, name: LockName, mode: Mode) -> io::Result<(Held<'_>, Option<Waited>)> {
+        let shared = self.shared();
+        let (queue, budget) = match name {
+            LockName::Api => (&shared.api, random(shared.spin_ns)),
+            // A semaphore in the real driver: nobody spins on it.
+            LockName::Gpu(gpu) => (&shared.gpu_locks[gpu], 0),
+        };
+        queue.hold(&self.directory, self.view, name, mode, budget)
     }
 
     pub fn uuid(&self, gpu: usize) -> [u8; 16] {
@@ -342,6 +376,16 @@ pub fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// Up to `limit`: a real spinner gives up when the holder sleeps or the scheduler wants the processor.
+fn random(limit: u64) -> u64 {
+    if limit == 0 {
+        return 0;
+    }
+    let mut mixed = monotonic_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^= mixed >> 29;
+    mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) % (limit + 1)
+}
+
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one timespec.
@@ -362,14 +406,14 @@ mod tests {
         if child == 0 {
             let slot = node.join().expect("a slot");
             assert!(node.take(slot, 0, 1 << 30));
-            std::mem::forget(node.api().hold());
+            std::mem::forget(node.hold(LockName::Api, Mode::Exclusive).expect("free"));
             // SAFETY: ends at once, as a kill does.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
         // SAFETY: waits for the child made above.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
-        drop(node.api().hold());
+        drop(node.hold(LockName::Api, Mode::Exclusive).expect("free again"));
         assert_eq!(node.memory(0).2, 0);
         assert!(node.processes().is_empty());
         fs::remove_dir_all(&directory).expect("removed");

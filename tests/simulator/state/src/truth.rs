@@ -13,6 +13,10 @@ use std::{
 
 use cotenant_abi::{MemoryKind, Operation};
 
+pub mod waits;
+
+pub use waits::{Class, Wait, waits};
+
 /// No GPU: host memory, or a call that has none.
 pub const NO_GPU: u8 = 0xff;
 const WINDOW: usize = 4096;
@@ -48,25 +52,41 @@ pub struct Record {
 
 const _: () = assert!(size_of::<Record>() == 64);
 
-/// Appends to one process's file.
-pub struct Writer(Mutex<Window>);
+/// A record of plain integers, valid when zeroed.
+pub trait Entry: Copy {
+    /// What the names of its files begin with.
+    const PREFIX: &'static str;
 
-struct Window {
+    fn sequence(&mut self) -> &mut u64;
+}
+
+impl Entry for Record {
+    const PREFIX: &'static str = "";
+
+    fn sequence(&mut self) -> &mut u64 {
+        &mut self.sequence
+    }
+}
+
+/// Appends to one process's file.
+pub struct Writer<T: Entry = Record>(Mutex<Window<T>>);
+
+struct Window<T> {
     file: File,
-    base: *mut Record,
+    base: *mut T,
     next: usize,
     sequence: u64,
 }
 
 // SAFETY: the mapping is only touched under the mutex.
-unsafe impl Send for Window {}
+unsafe impl<T> Send for Window<T> {}
 
-impl Writer {
+impl<T: Entry> Writer<T> {
     /// A new file for each life of a process: exec makes another one.
     pub fn create(node: &Path) -> io::Result<Self> {
         let pid = std::process::id();
         for life in 0.. {
-            let path = node.join("truth").join(format!("{pid}-{life}.bin"));
+            let path = node.join("truth").join(format!("{}{pid}-{life}.bin", T::PREFIX));
             match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
                 Ok(file) => {
                     let window = Window { file, base: std::ptr::null_mut(), next: WINDOW, sequence: 0 };
@@ -80,27 +100,40 @@ impl Writer {
     }
 
     /// The record is in the file when this returns, whatever happens to the process next.
-    pub fn append(&self, mut record: Record) {
+    pub fn append(&self, record: T) {
+        self.append_all(&mut [record], |_, _| {});
+    }
+
+    /// As `append`, one after the other; `finish` is told the sequence of the first.
+    fn append_all(&self, records: &mut [T], finish: impl Fn(&mut T, u64)) {
         let mut window = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if window.next == WINDOW && window.advance().is_err() {
-            // A truth that cannot be written must not look complete.
-            std::process::abort();
+        let first = window.sequence + 1;
+        for record in records {
+            finish(record, first);
+            window.append(*record);
         }
-        window.sequence += 1;
-        record.sequence = 0;
-        // SAFETY: `next` is below WINDOW and the mapping holds WINDOW records.
-        unsafe {
-            let slot = window.base.add(window.next);
-            slot.write_volatile(record);
-            (&raw mut (*slot).sequence).write_volatile(window.sequence);
-        }
-        window.next += 1;
     }
 }
 
-impl Window {
+impl<T: Entry> Window<T> {
+    fn append(&mut self, mut record: T) {
+        if self.next == WINDOW && self.advance().is_err() {
+            // A truth that cannot be written must not look complete.
+            std::process::abort();
+        }
+        self.sequence += 1;
+        *record.sequence() = 0;
+        // SAFETY: `next` is below WINDOW and the mapping holds WINDOW records.
+        unsafe {
+            let slot = self.base.add(self.next);
+            slot.write_volatile(record);
+            std::ptr::from_mut((*slot).sequence()).write_volatile(self.sequence);
+        }
+        self.next += 1;
+    }
+
     fn advance(&mut self) -> io::Result<()> {
-        let bytes = WINDOW * size_of::<Record>();
+        let bytes = WINDOW * size_of::<T>();
         let at = self.file.metadata()?.len();
         self.file.set_len(at + bytes as u64)?;
         let offset = i64::try_from(at).map_err(io::Error::other)?;
@@ -125,6 +158,15 @@ impl Window {
         self.next = 0;
         Ok(())
     }
+}
+
+/// The finished records among `bytes`, in the order of writing.
+fn entries<T: Entry>(bytes: &[u8]) -> impl Iterator<Item = T> {
+    bytes.chunks_exact(size_of::<T>()).filter_map(|chunk| {
+        // SAFETY: an entry is plain integers, and the chunk has exactly its size; alignment is not assumed.
+        let mut record = unsafe { chunk.as_ptr().cast::<T>().read_unaligned() };
+        (*record.sequence() != 0).then_some(record)
+    })
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -190,20 +232,53 @@ impl ProcessTruth {
 /// Every process's record, in no order.
 pub fn read(node: &Path) -> io::Result<Vec<ProcessTruth>> {
     let mut all = Vec::new();
+    for (pid, life, bytes) in files::<Record>(node)? {
+        let mut truth = ProcessTruth { pid, life, ..ProcessTruth::default() };
+        for record in entries::<Record>(&bytes) {
+            truth.apply(&record);
+        }
+        all.push(truth);
+    }
+    Ok(all)
+}
+
+/// One traced call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub pid: u32,
+    pub thread: u32,
+    pub operation: Operation,
+    pub start: u64,
+    pub end: u64,
+    pub bytes: u64,
+    pub code: u32,
+}
+
+/// Every call of every process, by process in the order of ending.
+pub fn calls(node: &Path) -> io::Result<Vec<Call>> {
+    let mut all = Vec::new();
+    for (pid, _, bytes) in files::<Record>(node)? {
+        for record in entries::<Record>(&bytes).filter(|record| record.call == 1) {
+            let Some(operation) = Operation::from_tag(record.operation) else { continue };
+            let Record { thread, start, end, bytes, code, .. } = record;
+            all.push(Call { pid, thread, operation, start, end, bytes, code });
+        }
+    }
+    Ok(all)
+}
+
+/// The files of one kind of entry: process, life, what is in it.
+fn files<T: Entry>(node: &Path) -> io::Result<Vec<(u32, u32, Vec<u8>)>> {
+    let mut all = Vec::new();
     for entry in fs::read_dir(node.join("truth"))? {
         let path = entry?.path();
         let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        let Some((pid, life)) = name.split_once('-') else { continue };
+        let Some((pid, life)) = name.strip_prefix(T::PREFIX).and_then(|name| name.split_once('-')) else {
+            continue;
+        };
+        // The names of another kind have no number here.
         let (Ok(pid), Ok(life)) = (pid.parse(), life.parse()) else { continue };
-        let mut truth = ProcessTruth { pid, life, ..ProcessTruth::default() };
-        for chunk in fs::read(&path)?.chunks_exact(size_of::<Record>()) {
-            // SAFETY: a record is plain integers, and the chunk has exactly its size; alignment is not assumed.
-            let record = unsafe { chunk.as_ptr().cast::<Record>().read_unaligned() };
-            if record.sequence != 0 {
-                truth.apply(&record);
-            }
-        }
-        all.push(truth);
+        all.push((pid, life, fs::read(&path)?));
     }
     Ok(all)
 }

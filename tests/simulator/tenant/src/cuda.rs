@@ -40,7 +40,15 @@ impl Cuda {
         Ok(Self { library, by_lookup, known: Mutex::new(HashMap::new()) })
     }
 
+    /// For a program that has nothing to do with the driver.
+    pub(crate) fn absent() -> Self {
+        Self { library: std::ptr::null_mut(), by_lookup: false, known: Mutex::default() }
+    }
+
     fn symbol(&self, name: &str) -> Result<*mut c_void, String> {
+        if self.library.is_null() {
+            return Err(format!("{name} wants the driver, and the script says nodriver"));
+        }
         let symbol = CString::new(name).map_err(|error| error.to_string())?;
         // SAFETY: a live handle and a C string.
         let address = unsafe { libc::dlsym(self.library, symbol.as_ptr()) };

@@ -5,12 +5,16 @@
 //! `ctx_destroy NAME` · `ctx_set NAME` · `push NAME` · `pop` · `alloc NAME BYTES [SYMBOL]` · `pitch NAME WIDTH HEIGHT` ·
 //! `array NAME WIDTH HEIGHT` · `mipmap NAME WIDTH HEIGHT LEVELS` · `register NAME BYTES` · `free NAME [SYMBOL]` ·
 //! `free_again NAME` · `free_raw ADDRESS` · `create NAME BYTES D` · `map NAME` · `unmap NAME` · `handle_release NAME` ·
-//! `handle_retain NAME` · `ipc NAME BYTES` · `inject OPERATION CODE TIMES` · `expect CODE` · `random SEED CALLS` ·
-//! `loop N { … }` · `threads N { … }` · `background { … }` · `fork { … }` · `exec SCRIPT` · `leader_exit` · `sleep MS` · `spin MS` ·
-//! `print TEXT` · `wait` (for a line on standard input) · `crash` · `exit CODE`.
-//! BYTES take KiB, MiB and GiB.
+//! `handle_retain NAME` · `access NAME` · `ipc NAME BYTES` · `inject OPERATION CODE TIMES` · `expect CODE` · `random SEED CALLS` ·
+//! `delay OPERATION busy|reclaim|uvm_eviction|device MS TIMES` (with the locks of the call) · `hang OPERATION MS` (a delay of
+//! its next call in the device) · `loop N { … }` · `for MS { … }` · `threads N { … }` · `background { … }` · `fork { … }` ·
+//! `exec SCRIPT` · `leader_exit` · `sleep MS` · `pause US` · `spin MS` · `hold api|gpuN MS [shared]` (the driver's lock, in no
+//! call) · `eat BYTES` · `oom` (eat until killed) · `die` (by SIGKILL) · `print TEXT` · `wait` (for a line on standard
+//! input) · `crash` · `exit CODE`.
+//! BYTES take KiB, MiB and GiB. The driver is loaded before the first step, unless that one is `nodriver`.
 
 mod cuda;
+mod host;
 mod random;
 mod script;
 
@@ -58,8 +62,10 @@ fn main() -> ExitCode {
         .and_then(|steps| {
             // For ever: threads in the background outlive this one.
             let steps: &'static [Step] = steps.leak();
+            let without = steps.first().is_some_and(|step| step.word == "nodriver");
+            let cuda = if without { Ok(Cuda::absent()) } else { Cuda::load() };
             let cuda: &'static Cuda =
-                Box::leak(Box::new(Cuda::load().map_err(|reason| StepError { line: 0, reason })?));
+                Box::leak(Box::new(cuda.map_err(|reason| StepError { line: 0, reason })?));
             run(cuda, steps, &mut Names::default())
         });
     match outcome {
@@ -219,6 +225,23 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
             let operation = script::operation(step.text(0)?)?;
             cuda.call("cotenantSimInject", [u64::from(operation), step.number(1)?, step.number(2)?, 0, 0])?;
         }
+        "delay" => {
+            let kind = match step.text(1)? {
+                "busy" => 0,
+                "reclaim" => 1,
+                "uvm_eviction" => 2,
+                "device" => 3,
+                other => {
+                    return Err(format!("{other:?} is no delay; busy, reclaim, uvm_eviction, device are"));
+                }
+            };
+            delay(cuda, step, kind, step.number(2)?, step.number(3)?)?;
+        }
+        "hang" => delay(cuda, step, 3, step.number(1)?, 1)?,
+        "access" => {
+            let of = mapped(names, step.text(0)?)?;
+            names.last = cuda.call("cuMemSetAccess", [of.address, of.bytes, 0, 0, 0])?;
+        }
         "expect" => {
             let code = step.number(0)?;
             if i64::from(names.last) != i64::try_from(code).unwrap_or(-1) {
@@ -228,6 +251,13 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
         "random" => random::run(cuda, step.number(0)?, step.number(1)?)?,
         "loop" => {
             for _ in 0..step.number(0)? {
+                run(cuda, &step.block, names)
+                    .map_err(|error| format!("line {}: {}", error.line, error.reason))?;
+            }
+        }
+        "for" => {
+            let until = Instant::now() + Duration::from_millis(step.number(0)?);
+            while Instant::now() < until {
                 run(cuda, &step.block, names)
                     .map_err(|error| format!("line {}: {}", error.line, error.reason))?;
             }
@@ -277,9 +307,16 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
             // SAFETY: ends at once, without handlers: what the process holds is not freed.
             unsafe { libc::_exit(code) }
         }
-        other => return Err(format!("unknown step {other:?}; the steps are in the program's source")),
+        "nodriver" => {}
+        _ => host::one(step)?,
     }
     Ok(())
+}
+
+/// Kinds as the simulated driver numbers them.
+fn delay(cuda: &Cuda, step: &Step, kind: u64, milliseconds: u64, times: u64) -> Result<(), String> {
+    let operation = script::operation(step.text(0)?)?;
+    cuda.call("cotenantSimDelay", [u64::from(operation), kind, milliseconds, times, 0]).map(|_| ())
 }
 
 /// Each thread has names of its own and the context that is current here.

@@ -1,0 +1,329 @@
+//! Owns the step from witnesses to incidents: blame, failed allocations, kills, Xids, once a tick.
+//! Refuses rules: what belongs together, and what a failure means, the model says.
+
+mod failures;
+mod history;
+mod kills;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use cotenant_host::{Host, KernelLog, Notice, Start};
+use cotenant_kernel::{Reader, Report};
+use cotenant_model::{
+    Culprit, DeviceSample, GpuId, ProcessId, Tenant, WaitClass,
+    blame::{Edge, Share},
+    incident::{Incidents, Observation, Rules, Stall, WaitDelta, XidNote},
+    kill::{Kill, KillCount},
+    report::SlowCall,
+    sample::{GpuRef, KernelSample},
+    view::EventsView,
+    xid::{PciAddress, Xids},
+};
+use rustix::time::{ClockId, clock_gettime};
+use tracing::{info, warn};
+
+use crate::{discovery::chain, registry::Registry, reports::Reported, stacks::Stacks};
+use failures::Asks;
+use history::History;
+use kills::Witnesses;
+
+/// Records of the kernel's log that one tick reads.
+const LOG_RECORDS: usize = 2000;
+/// A wait that is worth its stack in an incident.
+const TOLD: Duration = Duration::from_millis(20);
+
+/// What one tick brings.
+pub(crate) struct Tick<'a> {
+    pub(crate) kernel: &'a KernelSample,
+    pub(crate) device: &'a DeviceSample,
+    pub(crate) tenants: &'a BTreeMap<ProcessId, Tenant>,
+    pub(crate) blame: &'a BTreeMap<Edge, Share>,
+    pub(crate) reports: Vec<Reported>,
+    pub(crate) stacks: &'a Stacks,
+    pub(crate) reader: Option<&'a Reader>,
+    /// The node's only GPU, if it has one.
+    pub(crate) only: Option<&'a GpuId>,
+}
+
+/// Both clocks at one moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock {
+    pub(crate) monotonic_ns: u64,
+    pub(crate) unix: f64,
+}
+
+impl Clock {
+    fn now() -> Self {
+        let time = clock_gettime(ClockId::Monotonic);
+        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+        Self {
+            monotonic_ns: seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0),
+            unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+        }
+    }
+
+    pub(crate) fn unix_of(self, monotonic_ns: u64) -> f64 {
+        self.unix - (self.monotonic_ns as f64 - monotonic_ns as f64) / 1e9
+    }
+}
+
+/// What people may ask for.
+pub(crate) struct Story {
+    pub(crate) incidents: Incidents,
+    /// Newest first, with the time of day.
+    pub(crate) kills: VecDeque<(f64, Kill)>,
+}
+
+impl Default for Story {
+    fn default() -> Self {
+        Self { incidents: Incidents::new(Rules::default()), kills: VecDeque::new() }
+    }
+}
+
+pub(crate) struct Events {
+    log: Option<KernelLog>,
+    witnesses: Witnesses,
+    asks: Asks,
+    history: History,
+    xids: Xids,
+    /// Faults that were told already.
+    told_xid: Option<u64>,
+    places: BTreeMap<PciAddress, GpuId>,
+    story: Arc<Mutex<Story>>,
+    before: Clock,
+}
+
+impl Events {
+    pub(crate) fn new(host: &Host, registry: Arc<Mutex<Registry>>, story: Arc<Mutex<Story>>) -> Self {
+        let log = host.kernel_log(Start::End).inspect_err(|error| {
+            warn!(error = %chain(error), "the kernel's log is not read: kills have no limit owner, Xids are not seen");
+        });
+        Self {
+            log: log.ok(),
+            witnesses: Witnesses::new(host.clone(), registry),
+            asks: Asks::default(),
+            history: History::default(),
+            xids: Xids::default(),
+            told_xid: None,
+            places: BTreeMap::new(),
+            story,
+            before: Clock::now(),
+        }
+    }
+
+    /// One tick.
+    pub(crate) fn observe(&mut self, tick: Tick<'_>) -> EventsView {
+        let clock = Clock::now();
+        let elapsed = clock.monotonic_ns.saturating_sub(self.before.monotonic_ns) as f64 / 1e9;
+        self.before = clock;
+        for gpu in &tick.device.gpus {
+            if let Some(pci) = PciAddress::parse(&gpu.pci) {
+                self.places.insert(pci, gpu.id.clone());
+            }
+        }
+        let movements = self.history.advance(tick.kernel, tick.tenants, clock);
+        self.asks.calibrate(tick.device, tick.kernel);
+        self.witnesses.follow(tick.kernel, tick.tenants, clock);
+        let mut slow = Vec::new();
+        for reported in &tick.reports {
+            match &reported.report {
+                Report::Failed { gpu, call } => {
+                    let gpu = resolve(&tick, call.process, *gpu);
+                    self.asks.failed(call, gpu, &tick, &self.history, clock);
+                }
+                Report::Retried { gpu, call } => {
+                    let gpu = resolve(&tick, call.process, *gpu);
+                    self.asks.retried(call, gpu, &tick, clock);
+                }
+                Report::Killed(thread) => self.witnesses.mark(thread, reported, &tick),
+                Report::Slow { call, .. } => slow.push(call),
+            }
+        }
+        self.asks.count(&tick, clock);
+        self.read_log(clock);
+        let kills = self.witnesses.settle(tick.tenants, clock);
+        let observation = Observation {
+            at_unix: clock.unix,
+            elapsed,
+            waits: waits(&tick, &slow),
+            stalls: stalls(&tick, clock),
+            failures: self.asks.records.drain(clock.unix),
+            kills,
+            xids: self.fresh_xids(clock),
+            movements,
+        };
+        self.judge(&observation)
+    }
+
+    fn judge(&mut self, observation: &Observation) -> EventsView {
+        let Ok(mut story) = self.story.lock() else { return EventsView::default() };
+        story.kills.clone_from(&self.witnesses.recent);
+        let incidents = &mut story.incidents;
+        let changes = incidents.observe(observation);
+        for id in &changes.opened {
+            if let Some(incident) = incidents.find(*id) {
+                info!(incident = %id, "{}", cotenant_model::explain::line(&incident));
+            }
+        }
+        EventsView {
+            incidents: incidents.totals().clone(),
+            open_incidents: incidents.open() as u64,
+            kills: self
+                .witnesses
+                .counters
+                .rows()
+                .map(|(tenant, scope, KillCount { kills, .. })| ((tenant.cloned(), scope), kills))
+                .collect(),
+            xids: self
+                .xids
+                .counts()
+                .map(|(gpu, code, count)| {
+                    ((gpu.cloned(), code), (count.count, self.before.unix_of(count.last_ns)))
+                })
+                .collect(),
+            lost: incidents.losses().incidents + incidents.losses().waits + self.asks.records.unfolded(),
+        }
+    }
+
+    fn read_log(&mut self, clock: Clock) {
+        let Some(log) = &mut self.log else { return };
+        let records = match log.read(LOG_RECORDS) {
+            Ok(records) => records,
+            Err(error) => {
+                warn!(error = %chain(&error), "the kernel's log is not read any more");
+                self.log = None;
+                return;
+            }
+        };
+        for record in records {
+            match record.notice(clock.monotonic_ns) {
+                Some(Notice::Oom(line)) => self.witnesses.log(clock, record.sequence, line),
+                Some(Notice::Xid(report)) => {
+                    let witnesses = &self.witnesses;
+                    self.xids.observe(report, &self.places, |pid| witnesses.tenant_of_pid(pid));
+                }
+                Some(Notice::Gpu { pci, gpu }) => {
+                    self.places.insert(pci, gpu);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn fresh_xids(&mut self, clock: Clock) -> Vec<XidNote> {
+        let told = self.told_xid;
+        let fresh: Vec<_> =
+            self.xids.recent().filter(|xid| told.is_none_or(|told| xid.number > told)).collect();
+        self.told_xid = fresh.iter().map(|xid| xid.number).max().max(told);
+        fresh
+            .into_iter()
+            .filter_map(|xid| {
+                Some(XidNote {
+                    at_unix: clock.unix_of(xid.time_ns),
+                    gpu: xid.gpu.clone()?,
+                    code: xid.code,
+                    tenant: xid.tenant.clone(),
+                    echo: xid.echo_of.is_some(),
+                })
+            })
+            .collect()
+    }
+}
+
+fn resolve(tick: &Tick<'_>, process: ProcessId, code: u8) -> Option<GpuId> {
+    match tick.reader?.gpu(process, code, tick.only) {
+        Ok(GpuRef::Known(gpu)) => Some(gpu),
+        _ => None,
+    }
+}
+
+/// GPUs on which a tenant holds anything.
+fn gpus_of(tick: &Tick<'_>, tenant: &Tenant) -> Vec<GpuId> {
+    let mut gpus: Vec<GpuId> = tick
+        .kernel
+        .processes
+        .iter()
+        .filter(|process| tick.tenants.get(&process.id) == Some(tenant))
+        .flat_map(|process| &process.ledger)
+        .filter_map(|row| match &row.gpu {
+            GpuRef::Known(gpu) if row.live > 0 => Some(gpu.clone()),
+            _ => None,
+        })
+        .collect();
+    gpus.sort();
+    gpus.dedup();
+    gpus
+}
+
+/// The API lock is the host's; everything else has a place.
+fn places(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<GpuId> {
+    if class == WaitClass::RmApiLock { Vec::new() } else { gpus_of(tick, victim) }
+}
+
+fn waits(tick: &Tick<'_>, slow: &[&SlowCall]) -> Vec<WaitDelta> {
+    let mut longest: BTreeMap<(&Tenant, Option<&Tenant>), u64> = BTreeMap::new();
+    for call in slow {
+        let Some(victim) = tick.tenants.get(&call.process) else { continue };
+        let culprit = call.longest_culprit.and_then(|id| tick.tenants.get(&id));
+        let known = longest.entry((victim, culprit)).or_default();
+        *known = (*known).max(call.longest_ns);
+    }
+    tick.blame
+        .iter()
+        .map(|((victim, culprit, class), share)| {
+            let named = match culprit {
+                Culprit::Tenant(tenant) => Some(tenant),
+                _ => None,
+            };
+            let long = Duration::from_nanos(share.time_ns) >= TOLD;
+            WaitDelta {
+                victim: victim.clone(),
+                culprit: culprit.clone(),
+                class: *class,
+                gpus: places(tick, victim, *class),
+                seconds: Duration::from_nanos(share.time_ns).as_secs_f64(),
+                waits: share.waits,
+                longest: longest.get(&(victim, named)).map(|ns| Duration::from_nanos(*ns).as_secs_f64()),
+                stack: if long { stack(tick, victim, *class) } else { Vec::new() },
+            }
+        })
+        .collect()
+}
+
+/// Where a tenant's waits of one class have cost it most.
+fn stack(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<String> {
+    let rows = tick
+        .kernel
+        .processes
+        .iter()
+        .filter(|process| tick.tenants.get(&process.id) == Some(victim))
+        .flat_map(|process| &process.waits);
+    rows.filter_map(|row| Some((row.stack?, row.histogram.sum_ns)))
+        .filter(|(stack, _)| tick.stacks.classes().get(stack) == Some(&class))
+        .max_by_key(|(_, time)| *time)
+        .map(|(stack, _)| tick.stacks.symbols(stack).to_vec())
+        .unwrap_or_default()
+}
+
+fn stalls(tick: &Tick<'_>, clock: Clock) -> Vec<Stall> {
+    let stalls = tick.kernel.stalls.iter();
+    stalls
+        .filter_map(|row| {
+            let victim = tick.tenants.get(&row.process)?.clone();
+            let class = row.stack.and_then(|stack| tick.stacks.classes().get(&stack).copied());
+            let class = class.unwrap_or(WaitClass::Other);
+            let holder = row.holder.and_then(|id| tick.tenants.get(&id));
+            Some(Stall {
+                gpus: places(tick, &victim, class),
+                victim,
+                class,
+                since_unix: clock.unix - row.blocked_ns as f64 / 1e9,
+                holder: holder.map(|tenant| Culprit::Tenant(tenant.clone())),
+            })
+        })
+        .collect()
+}

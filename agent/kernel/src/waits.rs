@@ -1,0 +1,163 @@
+//! Owns reading waits, blame and effort, and the kernel stacks they refer to.
+//! Refuses classes: frames go out as addresses, each stack once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use aya::maps::{MapData, StackTraceMap};
+use cotenant_abi::{
+    Blame, BlameKey, Effort, EffortKey, Latency, Operation, Thread, WAKER_DEVICE, WAKER_KERNEL,
+    WAKER_PROCESS, Wait, WaitKey,
+};
+use cotenant_model::{
+    ProcessId,
+    sample::{
+        BlameRow, EffortRow, Histogram, LockMode, MapFill, ProcessSample, StackId, StallRow, WaitRow, Waker,
+    },
+};
+
+use crate::{
+    KernelError,
+    maps::{Table, take},
+};
+
+/// Nanoseconds from which on a wait that goes on is reported.
+const STALLED: u64 = 1_000_000_000;
+
+/// The maps of the scheduler hooks.
+pub(crate) struct Waits {
+    waits: Table<WaitKey, Latency>,
+    blame: Table<BlameKey, Blame>,
+    effort: Table<EffortKey, Effort>,
+    threads: Table<u32, Thread>,
+    stacks: StackTraceMap<MapData>,
+    known: BTreeSet<StackId>,
+    /// Ended before the last read: nobody is blamed on their account any more.
+    ended: BTreeSet<u64>,
+}
+
+impl Waits {
+    pub(crate) fn take(
+        ebpf: &mut aya::Ebpf,
+        entries: &BTreeMap<&'static str, u32>,
+    ) -> Result<Self, KernelError> {
+        let size = |name| entries.get(name).copied().unwrap_or(0);
+        let name = "STACKS";
+        let stacks =
+            StackTraceMap::try_from(take(ebpf, name)?).map_err(|source| KernelError::Map { name, source })?;
+        Ok(Self {
+            waits: Table::take(ebpf, "WAITS", size("WAITS"))?,
+            blame: Table::take(ebpf, "BLAME", size("BLAME"))?,
+            effort: Table::take(ebpf, "EFFORT", size("EFFORT"))?,
+            threads: Table::take(ebpf, "THREADS", size("THREADS"))?,
+            stacks,
+            known: BTreeSet::new(),
+            ended: BTreeSet::new(),
+        })
+    }
+
+    /// Adds every row to its process. Gives the stacks that were not given before, and how full the maps are.
+    pub(crate) fn read(
+        &mut self,
+        samples: &mut BTreeMap<u64, ProcessSample>,
+    ) -> Result<(BTreeMap<StackId, Vec<u64>>, [MapFill; 3]), KernelError> {
+        let (waits, blame, effort) = (self.waits.rows()?, self.blame.rows()?, self.effort.rows()?);
+        let mut stacks = BTreeMap::new();
+        for (key, value) in &waits {
+            let stack = StackId::new(key.stack);
+            if let Some(stack) = stack
+                && self.known.insert(stack)
+            {
+                // Its row may be gone again only if the map was cleared: then the stack stays nameless.
+                stacks.insert(stack, self.frames(stack).unwrap_or_default());
+            }
+            if let Some(sample) = samples.get_mut(&key.process) {
+                let histogram = Histogram { count: value.count, sum_ns: value.sum, buckets: value.buckets };
+                sample.waits.push(WaitRow { stack, mode: LockMode::from_flags(key.mode), histogram });
+            }
+        }
+        for (key, value) in &blame {
+            if let Some(sample) = samples.get_mut(&key.victim) {
+                let waker = match key.waker {
+                    WAKER_PROCESS if key.culprit != 0 => Waker::Process(ProcessId(key.culprit)),
+                    WAKER_DEVICE => Waker::Device,
+                    WAKER_KERNEL => Waker::Kernel,
+                    _ => Waker::Unseen,
+                };
+                let stack = StackId::new(key.stack);
+                sample.blame.push(BlameRow { waker, stack, waits: value.waits, time_ns: value.time });
+            }
+        }
+        for (key, value) in &effort {
+            let Some(operation) = Operation::from_tag(key.operation) else { continue };
+            if let Some(sample) = samples.get_mut(&key.process) {
+                sample.effort.push(EffortRow {
+                    operation,
+                    size_bits: key.size_bits,
+                    solo_calls: value.solo_calls,
+                    solo_ns: value.solo_time,
+                    shared_calls: value.shared_calls,
+                    shared_ns: value.shared_time,
+                });
+            }
+        }
+        let fill = |name, entries: usize, capacity| MapFill { name, entries: entries as u64, capacity };
+        let fills = [
+            fill(self.waits.name(), waits.len(), self.waits.capacity()),
+            fill(self.blame.name(), blame.len(), self.blame.capacity()),
+            fill(self.effort.name(), effort.len(), self.effort.capacity()),
+        ];
+        Ok((stacks, fills))
+    }
+
+    /// Threads that have been blocked for [`STALLED`] or longer.
+    pub(crate) fn stalls(&self) -> Result<Vec<StallRow>, KernelError> {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now =
+            Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let threads = self.threads.rows()?;
+        let calling = threads.iter().map(|(_, thread)| thread).filter(|thread| thread.depth > 0);
+        let since = |thread: &Thread| {
+            let Wait { blocked_at, woken_at, .. } = thread.wait;
+            (blocked_at != 0 && woken_at == 0).then(|| now.saturating_sub(blocked_at))
+        };
+        let stalled = |thread: &&Thread| since(thread).is_some_and(|ns| ns >= STALLED);
+        let at_work: BTreeSet<u64> =
+            calling.clone().filter(|thread| !stalled(thread)).map(|thread| thread.process).collect();
+        let row = |thread: &Thread| {
+            let mut others = at_work.iter().filter(|process| **process != thread.process);
+            let holder = others.next().filter(|_| others.next().is_none()).map(|process| ProcessId(*process));
+            StallRow {
+                process: ProcessId(thread.process),
+                stack: StackId::new(thread.wait.stack),
+                blocked_ns: since(thread).unwrap_or(0),
+                holder,
+            }
+        };
+        Ok(calling.filter(stalled).map(row).collect())
+    }
+
+    /// Innermost first.
+    fn frames(&self, stack: StackId) -> Option<Vec<u64>> {
+        let trace = self.stacks.get(&stack.0, 0).ok()?;
+        Some(trace.frames().iter().map(|frame| frame.ip).take_while(|ip| *ip != 0).collect())
+    }
+
+    /// Forgets ended victims at once, and ended culprits when no reading can be missing any more.
+    pub(crate) fn retire(&mut self, ended: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
+        if ended.is_empty() && self.ended.is_empty() {
+            return Ok(());
+        }
+        let gone = |process: u64| ended.contains(&ProcessId(process));
+        let before = std::mem::replace(&mut self.ended, ended.iter().map(|id| id.0).collect());
+        self.blame.retain(|key, _| !gone(key.victim) && !before.contains(&key.culprit))?;
+        if !ended.is_empty() {
+            self.waits.retain(|key, _| !gone(key.process))?;
+            self.effort.retain(|key, _| !gone(key.process))?;
+        }
+        Ok(())
+    }
+}

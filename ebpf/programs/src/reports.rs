@@ -1,0 +1,215 @@
+//! Owns what is worth a record of its own: failed allocations with who held the GPU then, and slow calls.
+//! Refuses storms: a process reports at most once in [`PAUSE`]; the rest is counted.
+//!
+//! `bpf_for_each_map_elem` needs Linux 5.13.
+
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, generated::bpf_for_each_map_elem};
+use cotenant_abi::{
+    Action, ByteRule, Cookie, EVENT_FAILED, EVENT_RETRIED, EVENT_SLOW, Failed, Frame, Holder,
+    LEDGER_DEVICE_KINDS, Ledger, LedgerKey, MAX_HOLDERS, Note, Retried, Slow, Thread,
+};
+
+use crate::{
+    atomic,
+    calls::{effort_row, now},
+    maps::{EVENTS, LEDGER, PROCESSES, SETTINGS, emit, lose, note},
+};
+
+/// Nanoseconds between two reports of one process.
+const PAUSE: u64 = 10_000_000;
+/// Deinitialised: the return code of every call after the program has ended.
+const DEINITIALIZED: u32 = 4;
+
+/// Bytes that a call asks for or gives back, 0 when that is not among its arguments.
+#[inline(always)]
+pub fn bytes_of(frame: &Frame) -> u64 {
+    if frame.stashed == 1 {
+        return frame.stash.bytes;
+    }
+    let rule = Cookie(frame.cookie).rule();
+    let [_, argument, width, height, ..] = frame.arguments;
+    if rule == ByteRule::Argument as u8 {
+        argument
+    } else if rule == ByteRule::Argument32 as u8 {
+        argument & 0xffff_ffff
+    } else if rule == ByteRule::Pitch as u8 {
+        width.wrapping_mul(height)
+    } else {
+        0
+    }
+}
+
+/// Whether this process may report now.
+#[inline(never)]
+fn may_report(process: u64) -> bool {
+    let Some(entry) = PROCESSES.get_ptr_mut(&process) else {
+        return false;
+    };
+    let now = now();
+    // SAFETY: a live map value; two threads at once may both report.
+    unsafe {
+        if now.wrapping_sub((*entry).reported_at) < PAUSE {
+            return false;
+        }
+        (*entry).reported_at = now;
+    }
+    true
+}
+
+/// What a walk over the ledger gathers.
+#[repr(C)]
+struct Census {
+    gpu: u64,
+    process: u64,
+    total: u64,
+    own: u64,
+    holders: [Holder; MAX_HOLDERS],
+}
+
+#[inline(never)]
+extern "C" fn visit(_: *mut c_void, key: *const LedgerKey, row: *const Ledger, census: *mut c_void) -> i64 {
+    let census = census.cast::<Census>();
+    // SAFETY: the helper hands a key and a value of `LEDGER`, and the pointer it was given.
+    unsafe {
+        let LedgerKey { process, gpu, kind, .. } = *key;
+        let live = (*row).live;
+        if u64::from(gpu) != (*census).gpu || live <= 0 || LEDGER_DEVICE_KINDS >> (kind & 31) & 1 == 0 {
+            return 0;
+        }
+        let bytes = live as u64;
+        (*census).total = (*census).total.wrapping_add(bytes);
+        if process == (*census).process {
+            (*census).own = (*census).own.wrapping_add(bytes);
+        }
+        // Drops through the list, without a branch: the smallest falls out. A process has a row a kind, so it may
+        // stand here twice.
+        let mut left = Holder { process, bytes };
+        for place in 0..MAX_HOLDERS {
+            let held = (*census).holders[place];
+            // Both are below 2^63: the difference is negative when `left` is larger.
+            let swap = atomic::top_bit(held.bytes.wrapping_sub(left.bytes)).wrapping_neg();
+            let (processes, sizes) = ((held.process ^ left.process) & swap, (held.bytes ^ left.bytes) & swap);
+            (*census).holders[place] =
+                Holder { process: held.process ^ processes, bytes: held.bytes ^ sizes };
+            left = Holder { process: left.process ^ processes, bytes: left.bytes ^ sizes };
+        }
+    }
+    0
+}
+
+/// An allocation came back with an error.
+#[inline(never)]
+pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
+    // SAFETY: the caller's frame is a live map value.
+    let frame = unsafe { &*frame };
+    let cookie = Cookie(frame.cookie);
+    let action = cookie.action();
+    if code == DEINITIALIZED || action != Action::Allocate as u8 && action != Action::HandleCreate as u8 {
+        return;
+    }
+    if let Some(row) = effort_row(process, cookie.operation(), bytes_of(frame)) {
+        // SAFETY: a live map value.
+        unsafe { (*row).failed_at = now() };
+    }
+    if !may_report(process) {
+        note(Note::FailureUnreported);
+        return;
+    }
+    let mut census = Census {
+        gpu: u64::from(gpu),
+        process,
+        total: 0,
+        own: 0,
+        holders: [Holder { process: 0, bytes: 0 }; MAX_HOLDERS],
+    };
+    // SAFETY: the callback has the signature the helper wants and `census` outlives the walk.
+    unsafe {
+        bpf_for_each_map_elem(
+            (&raw const LEDGER).cast_mut().cast(),
+            visit as *mut c_void,
+            (&raw mut census).cast(),
+            0,
+        );
+    }
+    let Some(mut slot) = EVENTS.reserve::<Failed>(0) else {
+        lose(cotenant_abi::Loss::RingFull);
+        return;
+    };
+    slot.write(Failed {
+        tag: EVENT_FAILED,
+        tgid: (bpf_get_current_pid_tgid() >> 32) as u32,
+        process,
+        at: now(),
+        requested: bytes_of(frame),
+        total: census.total,
+        code,
+        operation: cookie.operation(),
+        gpu,
+        pad: [0; 2],
+        own: census.own,
+        holders: census.holders,
+    });
+    slot.submit(0);
+}
+
+/// A call succeeded whose like had failed.
+#[inline(never)]
+pub fn retried(process: u64, operation: u8, bytes: u64, gpu: u8) {
+    let Some(row) = effort_row(process, operation, bytes) else {
+        return;
+    };
+    // SAFETY: a live map value; two threads at once may both report.
+    let failed_at = unsafe { (*row).failed_at };
+    // SAFETY: as above.
+    unsafe { (*row).failed_at = 0 };
+    emit(Retried {
+        tag: EVENT_RETRIED,
+        tgid: (bpf_get_current_pid_tgid() >> 32) as u32,
+        process,
+        at: now(),
+        bytes,
+        failed_at,
+        operation,
+        gpu,
+        pad: [0; 6],
+    });
+}
+
+/// An outermost call came back after `duration` ns.
+#[inline(never)]
+pub fn slow(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32, duration: u64) {
+    let Some(settings) = SETTINGS.get(0) else {
+        return;
+    };
+    if settings.slow == 0 || duration < settings.slow {
+        return;
+    }
+    // SAFETY: both point into one live map value that only this thread writes.
+    let (process, wait, frame) = unsafe { ((*thread).process, &(*thread).wait, &*frame) };
+    if !may_report(process) {
+        note(Note::SlowCallUnreported);
+        return;
+    }
+    let ids = bpf_get_current_pid_tgid();
+    emit(Slow {
+        tag: EVENT_SLOW,
+        tgid: (ids >> 32) as u32,
+        process,
+        start: frame.start,
+        duration,
+        blocked: frame.blocked,
+        runnable: frame.runnable,
+        bytes: bytes_of(frame),
+        longest: wait.longest,
+        longest_process: wait.longest_process,
+        longest_stack: wait.longest_stack,
+        tid: ids as u32,
+        operation: Cookie(frame.cookie).operation(),
+        gpu,
+        shared: frame.shared,
+        pad: 0,
+        code,
+    });
+}
