@@ -5,7 +5,9 @@ use std::{fmt::Write, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cotenant_host::{Host, HostNames, Identity, Kind, Names, identify as identify_path};
+use cotenant_host::{
+    CgroupView, Host, HostNames, Identity, Kind, Kubelet, KubeletConfig, Names, identify as identify_path,
+};
 use serde::Serialize;
 
 /// The longest path that the kernel shows.
@@ -88,22 +90,34 @@ impl<'a> Record<'a> {
 
 pub(crate) fn identify(asked: &Asked) -> Result<()> {
     let host = Host::at(&asked.root);
-    let names = HostNames::new(host.clone());
+    let mut names = HostNames::new(host.clone());
     let view = host.enter_cgroups();
-    let identity = match (&asked.cgroup, asked.pid) {
-        (Some(path), _) => identify_path(&line(path)?, None, &view, &names),
-        (None, Some(pid)) => match host.identity(pid, &view, &names) {
-            Ok(observed) => observed.identity,
-            Err(error) if error.is_gone() => bail!("no process {pid} on this host"),
-            Err(error) => return Err(error).with_context(|| format!("cannot identify process {pid}")),
-        },
-        (None, None) => bail!("nothing to identify: give a PID or --cgroup PATH"),
-    };
+    let mut identity = look(asked, &host, &view, &names)?;
+    if identity.reason == Some("pod_without_name")
+        && let Ok(kubelet) = Kubelet::spawn(host.clone(), KubeletConfig::of(&host))
+    {
+        // The runtime's socket knows what no file does, and is asked only then.
+        kubelet.first();
+        names = names.with(&kubelet);
+        identity = look(asked, &host, &view, &names)?;
+    }
     match asked.output {
         Output::Json => println!("{}", serde_json::to_string(&Record::of(&identity))?),
         Output::Text => print!("{}", told(&identity, asked.pid, &names)),
     }
     Ok(())
+}
+
+fn look(asked: &Asked, host: &Host, view: &CgroupView, names: &HostNames) -> Result<Identity> {
+    Ok(match (&asked.cgroup, asked.pid) {
+        (Some(path), _) => identify_path(&line(path)?, None, view, names),
+        (None, Some(pid)) => match host.identity(pid, view, names) {
+            Ok(observed) => observed.identity,
+            Err(error) if error.is_gone() => bail!("no process {pid} on this host"),
+            Err(error) => return Err(error).with_context(|| format!("cannot identify process {pid}")),
+        },
+        (None, None) => bail!("nothing to identify: give a PID or --cgroup PATH"),
+    })
 }
 
 /// The path as a line of `/proc/PID/cgroup`.

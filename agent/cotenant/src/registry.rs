@@ -3,15 +3,20 @@
 
 mod eyes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
 
-use cotenant_host::{Host, HostNames};
+use cotenant_host::{Host, HostNames, Kubelet, KubeletConfig};
 use cotenant_model::{
     ProcessId, Tenant, TenantKind,
     sample::{Confidence, ProcessSample, Waker},
 };
 pub(crate) use eyes::{Eyes, Sight};
+use tracing::warn;
+
+use crate::discovery::chain;
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
@@ -37,6 +42,7 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Registry {
     eyes: Eyes,
+    kubelet: Option<Kubelet>,
     by_process: BTreeMap<ProcessId, Tenant>,
     /// The PID and start of a process whose tenant has no name yet.
     nameless: BTreeMap<ProcessId, u32>,
@@ -52,16 +58,27 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
+    /// Before any other thread is started that reads cgroups: those that come after see what this one sees.
     pub(crate) fn new(host: Host) -> Self {
+        let view = host.enter_cgroups();
+        let config = KubeletConfig::of(&host);
+        let kubelet = Kubelet::spawn(host.clone(), config)
+            .inspect_err(
+                |error| warn!(error = %chain(error), "kubelet is not asked; pods are named by files only"),
+            )
+            .ok();
         let names = HostNames::new(host.clone());
-        Self::with(host, names)
+        let names = match &kubelet {
+            Some(kubelet) => names.with(kubelet),
+            None => names,
+        };
+        Self { kubelet, ..Self::with(Eyes { host, names, view }) }
     }
 
-    /// With names from more than the host's files.
-    pub(crate) fn with(host: Host, names: HostNames) -> Self {
-        let view = host.enter_cgroups();
+    fn with(eyes: Eyes) -> Self {
         Self {
-            eyes: Eyes { host, names, view },
+            eyes,
+            kubelet: None,
             by_process: BTreeMap::new(),
             nameless: BTreeMap::new(),
             by_pid: BTreeMap::new(),
@@ -232,6 +249,11 @@ impl Registry {
 
     /// Pods whose names were not there yet at first sight.
     fn name_the_nameless(&mut self) {
+        if !self.nameless.is_empty()
+            && let Some(kubelet) = &self.kubelet
+        {
+            kubelet.hurry();
+        }
         for (id, pid) in self.nameless.clone() {
             let tenant = self.look(pid);
             let waiting = self.by_pid.get(&pid).and_then(|known| known.nameless);

@@ -91,6 +91,16 @@ impl Kubelet {
         self.latest.load_full()
     }
 
+    /// What the first round of questions brings; for commands that ask once. Each question ends at its deadline.
+    pub fn first(&self) -> Arc<Listing> {
+        while self.latest.load().rounds == 0
+            && self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.latest()
+    }
+
     /// A pod is there that the last answer did not name: ask soon.
     pub fn hurry(&self) {
         self.hurry.store(true, Ordering::Relaxed);

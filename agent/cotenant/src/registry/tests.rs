@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path};
 
+use cotenant_host::CgroupView;
+
 use super::*;
 
 const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -47,7 +49,9 @@ fn sample(id: u64, tgid: u32, uid: u32, cgroup_id: u64) -> ProcessSample {
 
 fn registry() -> (tempfile::TempDir, Registry) {
     let root = tempfile::tempdir().unwrap();
-    let registry = Registry::new(Host::at(root.path()));
+    let host = Host::at(root.path());
+    let names = HostNames::new(host.clone());
+    let registry = Registry::with(Eyes { host, names, view: CgroupView::Host });
     (root, registry)
 }
 

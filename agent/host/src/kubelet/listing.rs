@@ -67,6 +67,8 @@ pub struct Listing {
     pub unread_ids: u64,
     /// UIDs of pods with a cgroup on this node; `None` if no hierarchy could be read.
     pub live: Option<BTreeSet<String>>,
+    /// How often both were asked.
+    pub rounds: u64,
     pub podresources: Source,
     pub runtime: Source,
     pods: BTreeMap<String, PodName>,
@@ -175,6 +177,7 @@ impl Listing {
 
     /// Says which pods are there, and by that which pod a grant's name means.
     pub(super) fn settle(&mut self, host: &Host) {
+        self.rounds += 1;
         self.live = host.live_pods();
         let logged = host.logged_pods();
         let noted = self.pods.iter().map(|(uid, name)| (uid.clone(), name.clone()));

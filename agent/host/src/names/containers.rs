@@ -11,6 +11,8 @@ use crate::read;
 
 const MAX_CONFIG: u64 = 4 << 20;
 const MAX_NAMESPACES: usize = 64;
+/// containers/storage keeps each driver's containers apart.
+pub(super) const STORAGE_DRIVERS: [&str; 4] = ["overlay", "vfs", "btrfs", "zfs"];
 
 #[derive(Deserialize)]
 struct DockerConfig {
@@ -76,8 +78,9 @@ impl HostNames {
             }
             (Runtime::Podman, Owner::Unit(unit)) => {
                 let root = self.graph_root();
-                let spec: Spec =
-                    self.json(&format!("{root}/overlay-containers/{id}/userdata/config.json"), None)?;
+                let spec: Spec = STORAGE_DRIVERS.iter().find_map(|driver| {
+                    self.json(&format!("{root}/{driver}-containers/{id}/userdata/config.json"), None)
+                })?;
                 // Podman itself put this container below this unit.
                 spec.linux.cgroups_path.split('/').find(|segment| segment == unit)?;
                 (self.storage(&root, id, None)?, "containers/storage")
@@ -134,9 +137,12 @@ impl HostNames {
     }
 
     fn storage(&self, root: &str, id: &str, owner: Option<u32>) -> Option<String> {
-        // Those of `--rm` are in the second.
-        ["containers.json", "volatile-containers.json"].iter().find_map(|file| {
-            let listed: Vec<Stored> = self.json(&format!("{root}/overlay-containers/{file}"), owner)?;
+        // Those of `--rm` are in the second file.
+        let files = STORAGE_DRIVERS
+            .iter()
+            .flat_map(|driver| ["containers.json", "volatile-containers.json"].map(|file| (driver, file)));
+        files.into_iter().find_map(|(driver, file)| {
+            let listed: Vec<Stored> = self.json(&format!("{root}/{driver}-containers/{file}"), owner)?;
             listed.into_iter().find(|stored| stored.id == id)?.names?.into_iter().next()
         })
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{HostNames, MAX_ENTRIES, PodName, clean, known};
+use super::{HostNames, MAX_ENTRIES, PodName, clean, containers::STORAGE_DRIVERS, known};
 use crate::{Host, read};
 
 const LOGS: &str = "var/log/pods";
@@ -117,10 +117,12 @@ impl HostNames {
     }
 
     fn crio_note(&self, container: &str) -> Option<Note> {
-        let storages = ["run/containers/storage", "var/lib/containers/storage"];
-        let mut noted = storages.iter().find_map(|storage| {
-            self.annotations(&format!("{storage}/overlay-containers/{container}/userdata/config.json"))
-        })?;
+        let places = ["run/containers/storage", "var/lib/containers/storage"]
+            .into_iter()
+            .flat_map(|storage| STORAGE_DRIVERS.map(|driver| format!("{storage}/{driver}-containers")));
+        let mut noted = places
+            .into_iter()
+            .find_map(|place| self.annotations(&format!("{place}/{container}/userdata/config.json")))?;
         // Podman keeps its containers in the same place, and takes annotations from whoever runs them.
         noted.get("io.kubernetes.cri-o.ContainerID").filter(|id| *id == container)?;
         let sandbox = noted.get("io.kubernetes.cri-o.ContainerType").is_some_and(|kind| kind == "sandbox");

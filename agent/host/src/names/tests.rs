@@ -107,7 +107,7 @@ fn containers_are_named_by_their_runtime() {
             r#"[{"id":"cc","names":["db"]},{"id":"dd"}]"#,
         ),
         (
-            "var/lib/containers/storage/overlay-containers/volatile-containers.json",
+            "var/lib/containers/storage/vfs-containers/volatile-containers.json",
             r#"[{"id":"ee","names":["once"]}]"#,
         ),
         (
