@@ -56,9 +56,10 @@ impl Host {
         let mut pid = pid;
         for _ in 0..MAX_ANCESTORS {
             pid = self.parent(pid).ok().filter(|parent| *parent > 1)?;
-            if self.comm(pid).ok()? == "slurmstepd" && self.uid(pid).ok()? == 0 {
+            // Debian calls it slurmstepd-wlm.
+            if self.comm(pid).ok()?.starts_with("slurmstepd") && self.uid(pid).ok()? == 0 {
                 let line = self.command_line(pid).ok()?;
-                let (job, step) = line.strip_prefix("slurmstepd: [")?.split_once(']')?.0.split_once('.')?;
+                let (job, step) = line.split_once(": [")?.1.split_once(']')?.0.split_once('.')?;
                 let step = shape::step(&format!("step_{step}"))?.to_owned();
                 return Some((shape::number(job)?.to_owned(), step));
             }
@@ -103,6 +104,9 @@ mod tests {
             (10, 1, "slurmstepd", 0, "slurmstepd: [42.batch]\0", "/system.slice/slurmd.service"),
             (11, 10, "slurm_script", 1000, "/bin/sh\0", "/system.slice/slurmd.service"),
             (12, 11, "python", 1000, "python\0", "/"),
+            // As Debian's 22.05 was seen to look.
+            (13, 1, "slurmstepd-wlm", 0, "slurmstepd-wlm: [1.batch]           \0", "/"),
+            (14, 13, "sleep", 0, "sleep\0", "/"),
             // A user's process may call itself anything.
             (20, 1, "slurmstepd", 1000, "slurmstepd: [42.batch]\0", "/"),
             (21, 20, "python", 1000, "python\0", "/"),
@@ -111,6 +115,7 @@ mod tests {
         ]);
         assert_eq!(tenant(&host, 11), "slurm:42");
         assert_eq!(tenant(&host, 12), "slurm:42");
+        assert_eq!(tenant(&host, 14), "slurm:1");
         assert_eq!(tenant(&host, 21), "user:1000");
         assert_eq!(tenant(&host, 9), "systemd:slurmd.service");
     }
