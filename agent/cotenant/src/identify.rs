@@ -215,6 +215,9 @@ fn remedy(reason: &str) -> Option<&'static str> {
         }
         "container_of_unknown_runtime" => Some("an id below a cgroup that no runtime's store claims"),
         "container_not_confirmed" => Some("Podman's store does not say that this unit has this container"),
+        "cgroup_delegated" => {
+            Some("a cgroup above it belongs to this user, who may call what is below it anything")
+        }
         "kubepods_without_pod" => Some("above every pod"),
         _ => None,
     }

@@ -150,7 +150,7 @@ impl Identity {
 /// The tenant of a process, from the text of its `/proc/PID/cgroup` and its UID.
 /// Without a UID it is a path's tenant, for people who have only a path.
 pub fn identify(cgroup: &str, uid: Option<u32>, view: &CgroupView, names: &dyn Names) -> Identity {
-    let Some(Found { place, path, unified, nested }) = place(cgroup) else {
+    let Some(Found { place, path, unified, nested, .. }) = place(cgroup) else {
         return Identity { uid, ..Identity::unknown("no_cgroup") };
     };
     let asked = Asked { uid, view, names };

@@ -90,6 +90,10 @@ pub(crate) struct Found<'a> {
     pub(crate) path: &'a str,
     /// Of the unified hierarchy, whose ids the kernel's programs see.
     pub(crate) unified: bool,
+    /// What the hierarchy is called: its controllers, or nothing.
+    pub(crate) hierarchy: &'a str,
+    /// Segments above the tenant's own.
+    pub(crate) depth: usize,
     pub(crate) nested: Option<Place>,
 }
 
@@ -98,8 +102,8 @@ pub(crate) fn place(text: &str) -> Option<Found<'_>> {
     // `hierarchy:controllers:path`; the path may hold colons.
     let lines = text.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':');
-        let (hierarchy, _, path) = (fields.next()?, fields.next()?, fields.next()?);
-        path.starts_with('/').then(|| find(path, hierarchy == "0"))
+        let (number, hierarchy, path) = (fields.next()?, fields.next()?, fields.next()?);
+        path.starts_with('/').then(|| find(path, hierarchy, number == "0"))
     });
     lines.reduce(|best, next| match next.place.weight().cmp(&best.place.weight()) {
         std::cmp::Ordering::Greater => next,
@@ -110,12 +114,13 @@ pub(crate) fn place(text: &str) -> Option<Found<'_>> {
     })
 }
 
-fn find(path: &str, unified: bool) -> Found<'_> {
+fn find<'a>(path: &'a str, hierarchy: &'a str, unified: bool) -> Found<'a> {
     let bare = path.strip_suffix(" (deleted)").unwrap_or(path);
     let segments: Vec<&str> =
         bare.split('/').filter(|segment| !matches!(*segment, "" | "." | "..")).collect();
     let above = bare.split('/').filter(|segment| *segment == "..").count();
-    let (place, below) = first(&segments, above);
+    let (place, depth) = first(&segments, above);
+    let below = segments.get(depth + 1..).unwrap_or_default();
     // A user's own container is the user's, not a tenant nested in another.
     let apart = matches!(
         &place,
@@ -124,16 +129,16 @@ fn find(path: &str, unified: bool) -> Found<'_> {
     let nested = Some(first(below, 0).0).filter(|nested| {
         apart && matches!(nested, Place::Pod { .. } | Place::Job { .. } | Place::Container { .. })
     });
-    Found { place, path, unified, nested }
+    Found { place, path, unified, hierarchy, depth, nested }
 }
 
-/// The outermost tenant, and the segments below where it begins.
+/// The outermost tenant, and how many segments are above its own.
 /// `above`: how far the path leaves the reader's own cgroup before it goes down.
-fn first<'a>(segments: &'a [&'a str], above: usize) -> (Place, &'a [&'a str]) {
+fn first(segments: &[&str], above: usize) -> (Place, usize) {
     for (at, segment) in segments.iter().enumerate() {
         let (parents, below) = (&segments[..at], &segments[at + 1..]);
         if let Some(place) = tenant(segment, parents, below, above) {
-            return (place, below);
+            return (place, at);
         }
     }
     let place = match segments {
@@ -145,7 +150,7 @@ fn first<'a>(segments: &'a [&'a str], above: usize) -> (Place, &'a [&'a str]) {
         }
         _ => Place::Plain("cgroup_not_recognised"),
     };
-    (place, &[])
+    (place, segments.len())
 }
 
 /// The tenant that begins at `segment`, if one does. No tenant begins above it.

@@ -1,7 +1,13 @@
 //! Owns the identity of a living process: what `/proc` says about it, read while it is the same process.
 //! Refuses its environment and its name, which are the process's own words.
 
-use super::{CgroupView, Identity, Kind, identify, path::Place, shape};
+use std::os::unix::fs::MetadataExt;
+
+use super::{
+    CgroupView, Identity, Kind, identify,
+    path::{self, Found, Place},
+    shape,
+};
 use crate::{Host, HostError, names::Names};
 
 /// Ancestors that are asked for a Slurm step.
@@ -24,6 +30,11 @@ impl Host {
         let cgroup = self.cgroup(pid)?;
         let uid = self.uid(pid)?;
         let mut identity = identify(&cgroup, Some(uid), view, names);
+        if let Some(owner) = path::place(&cgroup).and_then(|found| self.cgroup_owner(&found)) {
+            let path = identity.path.take();
+            let asked = super::Asked { uid: Some(uid), view, names };
+            identity = Identity { path, reason: Some("cgroup_delegated"), ..asked.user(owner) };
+        }
         // Without cgroups of its own (proctrack/linuxproc) Slurm leaves jobs where slurmd is.
         let shared = match identity.kind {
             Kind::Host | Kind::Unknown => true,
@@ -48,6 +59,30 @@ impl Host {
             });
         }
         Ok(Observed { start, uid, identity })
+    }
+
+    /// The user to whom somebody gave a cgroup above the one that claims to be a tenant's: whatever is below it can be
+    /// that user's invention. Of the host's own hierarchies.
+    fn cgroup_owner(&self, found: &Found<'_>) -> Option<u32> {
+        if matches!(found.place, Place::Session { .. } | Place::Plain(_) | Place::Root | Place::Outside)
+            || found.path.split('/').any(|segment| segment == "..")
+        {
+            return None;
+        }
+        let hierarchy = found.hierarchy.strip_prefix("name=").unwrap_or(found.hierarchy);
+        let mut directory = if found.unified {
+            let unified = self.path("sys/fs/cgroup/unified");
+            if unified.exists() { unified } else { self.path("sys/fs/cgroup") }
+        } else {
+            self.path(&format!("sys/fs/cgroup/{hierarchy}"))
+        };
+        found.path.split('/').filter(|segment| !matches!(*segment, "" | ".")).take(found.depth).find_map(
+            |segment| {
+                directory.push(segment);
+                // Where it cannot be seen, the path is all there is.
+                directory.metadata().ok().map(|metadata| metadata.uid()).filter(|uid| *uid != 0)
+            },
+        )
     }
 
     /// The step whose `slurmstepd`, a process of root, is an ancestor. It writes `slurmstepd: [job.step]` over its
@@ -118,6 +153,31 @@ mod tests {
         assert_eq!(tenant(&host, 14), "slurm:1");
         assert_eq!(tenant(&host, 21), "user:1000");
         assert_eq!(tenant(&host, 9), "systemd:slurmd.service");
+    }
+
+    #[test]
+    fn what_is_below_a_cgroup_that_a_user_was_given_is_that_users() {
+        const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        if !rustix::process::getuid().is_root() {
+            eprintln!("not root: nothing can be given to another user here");
+            return;
+        }
+        let forged = format!("/mine/kubepods/pod6a1b2c3d-0000-4444-8888-123456789abc/{ID}");
+        let (root, host) = host(&[
+            (10, 1, "python", 1000, "python\0", &forged),
+            (11, 1, "python", 1000, "python\0", &format!("/docker/{ID}")),
+        ]);
+        for path in [&forged, &format!("/docker/{ID}")] {
+            fs::create_dir_all(root.path().join(format!("sys/fs/cgroup{path}"))).unwrap();
+        }
+        assert_eq!(tenant(&host, 10), "pod:6a1b2c3d-0000-4444-8888-123456789abc");
+        let mine = root.path().join("sys/fs/cgroup/mine");
+        std::os::unix::fs::chown(&mine, Some(1000), None).unwrap();
+        assert_eq!(tenant(&host, 10), "user:1000");
+        // A container's own cgroup may be given to the user in it.
+        let own = root.path().join(format!("sys/fs/cgroup/docker/{ID}"));
+        std::os::unix::fs::chown(own, Some(1000), None).unwrap();
+        assert_eq!(tenant(&host, 11), "docker:0123456789ab");
     }
 
     #[test]
