@@ -13,6 +13,9 @@ use serde::Serialize;
 /// The longest path that the kernel shows.
 const MAX_PATH: usize = 4096;
 
+/// What a job's processes say of themselves, which helps people and proves nothing.
+const OWN_WORDS: [&str; 3] = ["SLURM_JOB_ID", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT"];
+
 #[derive(Args)]
 pub(crate) struct Asked {
     /// The process to identify
@@ -103,7 +106,12 @@ pub(crate) fn identify(asked: &Asked) -> Result<()> {
     }
     match asked.output {
         Output::Json => println!("{}", serde_json::to_string(&Record::of(&identity))?),
-        Output::Text => print!("{}", told(&identity, asked.pid, &names)),
+        Output::Text => {
+            print!("{}", told(&identity, asked.pid, &names));
+            for (name, value) in asked.pid.map(|pid| host.says(pid, &OWN_WORDS)).unwrap_or_default() {
+                println!("  its environment says {name}={value}; not believed");
+            }
+        }
     }
     Ok(())
 }

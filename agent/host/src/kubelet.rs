@@ -64,7 +64,7 @@ pub struct Kubelet {
     latest: Arc<ArcSwap<Listing>>,
     stop: Arc<AtomicBool>,
     hurry: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinHandle<()>,
 }
 
 impl Kubelet {
@@ -84,7 +84,7 @@ impl Kubelet {
             .name("kubelet".to_owned())
             .spawn(move || asker.run(&runtime))
             .map_err(failed)?;
-        Ok(Self { latest, stop, hurry, thread: Some(thread) })
+        Ok(Self { latest, stop, hurry, thread })
     }
 
     pub fn latest(&self) -> Arc<Listing> {
@@ -93,9 +93,7 @@ impl Kubelet {
 
     /// What the first round of questions brings; for commands that ask once. Each question ends at its deadline.
     pub fn first(&self) -> Arc<Listing> {
-        while self.latest.load().rounds == 0
-            && self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
-        {
+        while self.latest.load().rounds == 0 && !self.thread.is_finished() {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.latest()
@@ -104,9 +102,7 @@ impl Kubelet {
     /// A pod is there that the last answer did not name: ask soon.
     pub fn hurry(&self) {
         self.hurry.store(true, Ordering::Relaxed);
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
-        }
+        self.thread.thread().unpark();
     }
 
     pub(crate) fn share(&self) -> Arc<ArcSwap<Listing>> {
@@ -115,13 +111,10 @@ impl Kubelet {
 }
 
 impl Drop for Kubelet {
+    /// The thread ends by itself, after its question's deadline at the latest: nobody's exit waits for kubelet.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A question ends at its deadline.
-            let _ = thread.join();
-        }
+        self.thread.thread().unpark();
     }
 }
 

@@ -10,6 +10,8 @@ use crate::{Host, HostError, read};
 
 /// `/proc` files about one process are a page or so.
 const LIMIT: u64 = 64 << 10;
+/// A longer environment is not read.
+const ENVIRON_LIMIT: u64 = 1 << 20;
 /// Controllers times the longest path.
 const CGROUP_LIMIT: u64 = 256 << 10;
 /// The driver's nodes are opened early; a process that hides them behind more is not looked through.
@@ -90,6 +92,16 @@ impl Host {
     pub(crate) fn command_line(&self, pid: u32) -> Result<String, HostError> {
         let line = read::text(&self.process_file(pid, "cmdline"), LIMIT)?;
         Ok(line.trim_end_matches('\0').replace('\0', " "))
+    }
+
+    /// What the process's environment says under these names. Its own words, for people; never an identity.
+    pub fn says(&self, pid: u32, names: &[&str]) -> Vec<(String, String)> {
+        let environment = read::bytes(&self.process_file(pid, "environ"), ENVIRON_LIMIT).unwrap_or_default();
+        let pairs = environment.split(|byte| *byte == 0).filter_map(|pair| {
+            let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
+            names.contains(&name).then(|| (name.to_owned(), crate::names::clean(value)))
+        });
+        pairs.take(names.len()).collect()
     }
 
     /// The inode of a namespace that the process is in.
@@ -215,6 +227,15 @@ mod tests {
             format!("7 (a) 1 2 (b) S {}", (4..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" "));
         fs::write(root.path().join("proc/7/stat"), stat).unwrap();
         assert_eq!(Host::at(root.path()).start(7).unwrap(), 22);
+    }
+
+    #[test]
+    fn an_environment_is_read_by_name_and_cleaned() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/7")).unwrap();
+        fs::write(root.path().join("proc/7/environ"), b"SECRET=x\0SLURM_JOB_ID=4\n2\0\xff\0JUNK\0").unwrap();
+        let said = Host::at(root.path()).says(7, &["SLURM_JOB_ID", "JUNK"]);
+        assert_eq!(said, [("SLURM_JOB_ID".to_owned(), "4\\u{a}2".to_owned())]);
     }
 
     #[test]

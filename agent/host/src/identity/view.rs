@@ -110,12 +110,10 @@ impl Host {
                 let inner = name.contains("kubepods")
                     || name.starts_with("kubelet")
                     || (depth > 0 && matches!(name.as_str(), "burstable" | "besteffort"));
-                match uid {
-                    Some(uid) => drop(pods.insert(uid)),
-                    None if inner && depth < MAX_DEPTH => {
-                        waiting.push_back((directory.join(name), depth + 1))
-                    }
-                    None => {}
+                if let Some(uid) = uid {
+                    pods.insert(uid);
+                } else if inner && depth < MAX_DEPTH {
+                    waiting.push_back((directory.join(name), depth + 1));
                 }
             }
         }

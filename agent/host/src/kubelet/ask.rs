@@ -33,6 +33,17 @@ pub(crate) enum AskError {
     Deadline { path: PathBuf, deadline: Duration },
 }
 
+impl AskError {
+    /// No Kubernetes here: no socket, or a containerd that Docker brought, without its CRI part.
+    pub(crate) fn is_absence(&self) -> bool {
+        match self {
+            Self::Absent { .. } => true,
+            Self::Call { source, .. } => source.code() == tonic::Code::Unimplemented,
+            Self::Connect { .. } | Self::Deadline { .. } => false,
+        }
+    }
+}
+
 pub(crate) async fn pod_resources(
     socket: &Path,
     deadline: Duration,

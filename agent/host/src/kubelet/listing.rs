@@ -44,7 +44,7 @@ impl Source {
             }
             Err(error) => {
                 // Absent from the start is no Kubernetes node; absent after an answer is an outage.
-                let absent = matches!(error, AskError::Absent { .. }) && self.answered.is_none();
+                let absent = error.is_absence() && self.answered.is_none();
                 self.failures += u64::from(!absent);
                 self.error = Some(chain(&error));
                 Err(absent)

@@ -45,7 +45,7 @@ impl Fake {
             Mood::Answers => Ok(()),
             Mood::Fails => Err(Status::resource_exhausted("too many requests")),
             Mood::Hangs => {
-                tokio::time::sleep(Duration::from_secs(3600)).await;
+                tokio::time::sleep(Duration::from_hours(1)).await;
                 Ok(())
             }
         }
