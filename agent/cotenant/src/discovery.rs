@@ -20,7 +20,7 @@ use cotenant_model::sample::LibraryState;
 use tracing::{debug, info, warn};
 
 use crate::{
-    registry::{Eyes, Registry},
+    registry::{Eyes, Registry, Sight},
     reports::{Reported, Reports},
 };
 
@@ -134,7 +134,7 @@ impl Discovery {
     fn react(&mut self, happening: &Happening) {
         match *happening {
             Happening::ProcessSeen { id, tgid, cgroup_id } => {
-                let sight = self.eyes.as_ref().and_then(|eyes| eyes.look(tgid));
+                let sight = self.look(tgid);
                 if let Ok(mut registry) = self.registry.lock() {
                     registry.meet(id, tgid, cgroup_id, sight);
                 }
@@ -160,6 +160,11 @@ impl Discovery {
         if let Ok(mut reports) = self.reports.lock() {
             reports.push(Reported { report, victim, trigger });
         }
+    }
+
+    fn look(&self, pid: u32) -> Option<Sight> {
+        let seen = self.registry.lock().ok().and_then(|registry| registry.seen(pid));
+        self.eyes.as_ref()?.look_again(pid, seen)
     }
 
     fn scan(&mut self) {
@@ -192,7 +197,7 @@ impl Discovery {
                 Err(error) => warn!(pid, error = %chain(&error), "a libcuda cannot be probed"),
             }
         }
-        let sight = self.eyes.as_ref().and_then(|eyes| eyes.look(pid));
+        let sight = self.look(pid);
         if let Ok(mut registry) = self.registry.lock() {
             registry.foresee(pid, sight, witnessed.then_some(start));
         }

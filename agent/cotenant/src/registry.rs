@@ -32,8 +32,7 @@ const NAMING: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 struct Known {
-    start: u64,
-    tenant: Tenant,
+    sight: Sight,
     gone: bool,
     /// Since when it has no name, and when that was asked last.
     nameless: Option<(Instant, Instant)>,
@@ -97,40 +96,39 @@ impl Registry {
 
     /// First contact: now, while it lives. `None` when it is gone already.
     pub(crate) fn look(&mut self, pid: u32) -> Option<Tenant> {
-        let start = self.eyes.host.start(pid).ok()?;
-        if let Some(known) = self.by_pid.get(&pid)
-            && known.start == start
-            && !known
-                .nameless
-                .is_some_and(|(since, asked)| since.elapsed() < NAMING && asked.elapsed() >= AGAIN)
+        if let Some(sight) = self.seen(pid)
+            && self.eyes.host.alive(pid, sight.start)
         {
-            return Some(known.tenant.clone());
+            return Some(sight.tenant);
         }
         let sight = self.eyes.look(pid)?;
         Some(self.note(pid, sight))
     }
 
+    /// What the last look at this PID found, unless it is time for another: a pod may have got its name since.
+    pub(crate) fn seen(&self, pid: u32) -> Option<Sight> {
+        let known = self.by_pid.get(&pid)?;
+        let again =
+            known.nameless.is_some_and(|(since, asked)| since.elapsed() < NAMING && asked.elapsed() >= AGAIN);
+        (!again).then(|| known.sight.clone())
+    }
+
     /// What a look at a process found. What was known of the same process before stays, but for its missing name.
     pub(crate) fn note(&mut self, pid: u32, sight: Sight) -> Tenant {
         let now = Instant::now();
-        let known = self.by_pid.entry(pid).or_insert_with(|| Known {
-            start: sight.start,
-            tenant: sight.tenant.clone(),
-            gone: false,
-            nameless: sight.nameless.then_some((now, now)),
-        });
-        if known.start != sight.start {
-            *known = Known {
-                start: sight.start,
-                tenant: sight.tenant,
-                gone: false,
-                nameless: sight.nameless.then_some((now, now)),
-            };
-        } else if let Some((since, _)) = known.nameless {
-            known.tenant = sight.tenant;
-            known.nameless = sight.nameless.then_some((since, now));
-        }
-        known.tenant.clone()
+        let missing = |since, asked| sight.nameless.then_some((since, asked));
+        let known = match self.by_pid.get(&pid).filter(|known| known.sight.start == sight.start) {
+            Some(Known { nameless: None, sight, .. }) => return sight.tenant.clone(),
+            Some(Known { nameless: Some((since, asked)), gone, .. }) => {
+                // What was seen before comes back here as well, and is no new question.
+                let asked = if asked.elapsed() >= AGAIN { now } else { *asked };
+                Known { gone: *gone, nameless: missing(*since, asked), sight }
+            }
+            None => Known { gone: false, nameless: missing(now, now), sight },
+        };
+        let tenant = known.sight.tenant.clone();
+        self.by_pid.insert(pid, known);
+        tenant
     }
 
     /// Of a PID that somebody named.
@@ -140,7 +138,7 @@ impl Registry {
 
     /// Of a PID that was seen before, whether it still runs or not.
     pub(crate) fn known(&self, pid: u32) -> Option<Tenant> {
-        self.by_pid.get(&pid).map(|known| known.tenant.clone())
+        self.by_pid.get(&pid).map(|known| known.sight.tenant.clone())
     }
 
     /// Of a cgroup's path, when nothing else is left of a process.
@@ -224,7 +222,8 @@ impl Registry {
             if !self.by_process.contains_key(&process.id) {
                 // An ended process's PID may be somebody else's by now.
                 let there = process.ended.is_none();
-                let sight = there.then(|| self.eyes.look(process.tgid)).flatten();
+                let seen = self.seen(process.tgid);
+                let sight = there.then(|| self.eyes.look_again(process.tgid, seen)).flatten();
                 self.meet(process.id, process.tgid, process.cgroup_id, sight);
             }
             if !self.by_process.contains_key(&process.id) {
@@ -287,7 +286,7 @@ impl Registry {
     /// PIDs and starts that are taken to run, for [`Self::bury`].
     pub(crate) fn running(&self) -> Vec<(u32, u64)> {
         let known =
-            self.by_pid.iter().filter(|(_, known)| !known.gone).map(|(pid, known)| (*pid, known.start));
+            self.by_pid.iter().filter(|(_, known)| !known.gone).map(|(pid, known)| (*pid, known.sight.start));
         known.chain(self.witnessed.iter().map(|(pid, start)| (*pid, *start))).collect()
     }
 
@@ -299,7 +298,7 @@ impl Registry {
                 self.witnessed.remove(pid);
             }
             if let Some(known) = self.by_pid.get_mut(pid)
-                && known.start == *start
+                && known.sight.start == *start
                 && !known.gone
             {
                 known.gone = true;
@@ -310,7 +309,7 @@ impl Registry {
             || self.dead_pids.front().is_some_and(|(died, ..)| died.elapsed() >= AFTERLIFE)
         {
             if let Some((_, pid, start)) = self.dead_pids.pop_front()
-                && self.by_pid.get(&pid).is_some_and(|known| known.start == start)
+                && self.by_pid.get(&pid).is_some_and(|known| known.sight.start == start)
             {
                 self.by_pid.remove(&pid);
             }

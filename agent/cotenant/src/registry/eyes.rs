@@ -36,6 +36,11 @@ impl Eyes {
         })
     }
 
+    /// As [`Self::look`], without reading again what was `seen` of the same process.
+    pub(crate) fn look_again(&self, pid: u32, seen: Option<Sight>) -> Option<Sight> {
+        seen.filter(|sight| self.host.alive(pid, sight.start)).or_else(|| self.look(pid))
+    }
+
     /// The tenant that a cgroup of the unified hierarchy is by its path, for a process that nobody looked at in time.
     pub(crate) fn of_cgroup(&self, id: u64, uid: u32) -> Option<Tenant> {
         let path = self.host.cgroup_by_id(id)?;
