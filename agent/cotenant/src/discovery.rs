@@ -20,7 +20,7 @@ use cotenant_model::sample::LibraryState;
 use tracing::{debug, info, warn};
 
 use crate::{
-    registry::Registry,
+    registry::{Eyes, Registry, Sight},
     reports::{Reported, Reports},
 };
 
@@ -51,6 +51,8 @@ pub(crate) struct Discovery {
     watcher: Watcher,
     probes: Probes,
     registry: Arc<Mutex<Registry>>,
+    /// Processes are looked at with these while the registry is free for the tick.
+    eyes: Option<Eyes>,
     published: Arc<ArcSwap<Vec<LibraryState>>>,
     reports: Arc<Mutex<Reports>>,
     libraries: BTreeMap<(u64, u64), Watched>,
@@ -68,11 +70,13 @@ impl Discovery {
         reports: Arc<Mutex<Reports>>,
     ) -> Self {
         let own_pid = std::process::id();
+        let eyes = registry.lock().ok().map(|registry| registry.eyes());
         Self {
             host,
             watcher,
             probes,
             registry,
+            eyes,
             published,
             reports,
             libraries: BTreeMap::new(),
@@ -130,8 +134,9 @@ impl Discovery {
     fn react(&mut self, happening: &Happening) {
         match *happening {
             Happening::ProcessSeen { id, tgid, cgroup_id } => {
+                let sight = self.look(tgid);
                 if let Ok(mut registry) = self.registry.lock() {
-                    registry.meet(id, tgid, cgroup_id);
+                    registry.meet(id, tgid, cgroup_id, sight);
                 }
             }
             // Nothing is let go on a tenant's word: both stay attached, and a call counts once all the same.
@@ -155,6 +160,11 @@ impl Discovery {
         if let Ok(mut reports) = self.reports.lock() {
             reports.push(Reported { report, victim, trigger });
         }
+    }
+
+    fn look(&self, pid: u32) -> Option<Sight> {
+        let seen = self.registry.lock().ok().and_then(|registry| registry.seen(pid));
+        self.eyes.as_ref()?.look_again(pid, seen)
     }
 
     fn scan(&mut self) {
@@ -187,8 +197,9 @@ impl Discovery {
                 Err(error) => warn!(pid, error = %chain(&error), "a libcuda cannot be probed"),
             }
         }
+        let sight = self.look(pid);
         if let Ok(mut registry) = self.registry.lock() {
-            registry.foresee(pid, witnessed.then_some(start));
+            registry.foresee(pid, sight, witnessed.then_some(start));
         }
     }
 
@@ -279,8 +290,11 @@ impl Discovery {
             }
             !idle
         });
+        let running = self.registry.lock().map(|registry| registry.running()).unwrap_or_default();
+        let dead: Vec<(u32, u64)> =
+            running.into_iter().filter(|(pid, start)| !self.host.alive(*pid, *start)).collect();
         if let Ok(mut registry) = self.registry.lock() {
-            registry.prune();
+            registry.bury(&dead);
         }
         self.publish();
     }

@@ -5,6 +5,7 @@ mod config;
 mod discovery;
 mod events;
 mod features;
+mod identify;
 #[cfg(test)]
 mod layouts;
 mod node;
@@ -30,6 +31,8 @@ struct Arguments {
 enum Command {
     /// Run the agent: watch the CUDA driver on this node and serve what it sees.
     Run(config::Overrides),
+    /// Say whose a process or a cgroup path is, and how that is known.
+    Identify(identify::Asked),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -48,6 +51,7 @@ enum ConfigCommand {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
+        Command::Identify(asked) => identify::identify(&asked),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))
         }
