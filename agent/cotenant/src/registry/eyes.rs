@@ -2,7 +2,7 @@
 //! Refuses to remember: the registry does, and nothing is read while it is locked.
 
 use cotenant_host::{CgroupView, Host, HostNames, Identity, Kind, Observed, identify};
-use cotenant_model::Tenant;
+use cotenant_model::{Tenant, TenantKind};
 
 /// A process as it was at one look.
 #[derive(Clone, Debug)]
@@ -27,6 +27,11 @@ impl Eyes {
     /// `None` when it is gone already.
     pub(crate) fn look(&self, pid: u32) -> Option<Sight> {
         let Observed { start, uid, identity } = self.host.identity(pid, &self.view, &self.names).ok()?;
+        if pid == std::process::id() {
+            // Whoever started it, what it does to tenants is its own doing, and is to be seen as such.
+            let tenant = Tenant::plain(TenantKind::System, "cotenant");
+            return Some(Sight { start, uid, tenant, nameless: false, by_cgroup: false });
+        }
         Some(Sight {
             start,
             uid,
