@@ -11,6 +11,7 @@ mod layouts;
 mod node;
 mod registry;
 mod reports;
+mod restraint;
 mod run;
 mod serve;
 mod stacks;
