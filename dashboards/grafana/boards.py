@@ -649,6 +649,13 @@ def incident():
     """One stretch of time: who hurt whom, in which order."""
     of_victim = f'{ON_NODES},victim=~"$victim"'
     by_victim = f'{ON_NODES},tenant=~"$victim"'
+    # No delta(): it extrapolates, and a tenant that has come has no earlier value.
+    held = f"sum by (instance, tenant, hw_id) (cotenant_gpu_memory_live_bytes{{{ON_NODES},{DEVICE_KINDS}}}"
+    grew_or_shrank = f"""
+        ({held}) - {held} offset $__interval)
+          or ({held}) unless {held} offset $__interval)
+            and on (instance) cotenant_agent_build_info offset $__interval)) != 0
+    """
     panels = [
         words(
             "In words",
@@ -690,7 +697,7 @@ def incident():
             "Who grew and who shrank",
             "Change of what each tenant holds on a GPU, at each step, by the probes. What grew before the first failure took the room.",
             "bytes",
-            query(f"sum by (tenant, hw_id) (delta(cotenant_gpu_memory_live_bytes{{{ON_NODES},{DEVICE_KINDS}}}[$__rate_interval])) != 0", "{{tenant}} {{hw_id}}"),
+            query(grew_or_shrank, "{{tenant}} {{hw_id}}"),
             bars=True,
         ),
         graph(

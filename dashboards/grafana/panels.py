@@ -31,7 +31,11 @@ def graph(title, description, unit, *queries, stack=False, bars=False, overrides
         "legend": {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
-    return panel("timeseries", title, description, defaults, options, queries, overrides, width, height)
+    made = panel("timeseries", title, description, defaults, options, queries, overrides, width, height)
+    if bars:
+        # Bars that overlap in time would show an event more than once.
+        made["interval"] = "1m"
+    return made
 
 
 def figure(title, description, unit, expr, steps=(), width=4, height=4):

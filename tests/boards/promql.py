@@ -26,6 +26,7 @@ def metrics(expr):
 def filled(expr, node, gpu, tenant, rate_interval, span):
     values = {
         "$__rate_interval": rate_interval,
+        "$__interval": rate_interval,
         "$__range": span,
         'instance="$node"': f'instance="{node}"',
         '"$gpu"': f'"{gpu}"',

@@ -152,6 +152,15 @@ class Boards(unittest.TestCase):
                 found += 1
         self.assertGreater(found, 10)
 
+    def test_runbooks_and_patterns_name_panels_that_there_are(self):
+        titles = {panel["title"] for board in shipped.boards() for panel in board["panels"]}
+        found = 0
+        for page in (shipped.DASHBOARDS / "patterns.md", *(shipped.DASHBOARDS / "runbooks").glob("*.md")):
+            for name in re.findall(r'"([A-Z][^"]+)"', page.read_text(encoding="utf-8")):
+                self.assertTrue(any(title.startswith(name) for title in titles), f"{page.name}: {name}")
+                found += 1
+        self.assertGreater(found, 40)
+
     def test_unknown_is_never_drawn_as_zero(self):
         for board, panel, _, expr in shipped.panel_queries():
             self.assertNotRegex(expr, r"vector\s*\(|\bor\s+0\b", f"{board}: {panel}")
