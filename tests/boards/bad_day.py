@@ -22,6 +22,7 @@ SITUATIONS = {
     "CotenantGpuXid (critical)": XID,
     "CotenantGpuXid (warning)": XID,
     "CotenantNvmlNotAnswering (warning)": NVML,
+    "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
     "Cotenant / Fleet: CPU of the agent (B)": "the cost of a probe was calibrated at start",
     "Cotenant / Fleet: Events lost (A)": "a table of the kernel side is full",
     "Cotenant / Fleet: Features that do not work (A)": "a feature is degraded or broken",
@@ -71,6 +72,8 @@ def hour(start, end):
     yield "cotenant_gpu_tenant_processes", tenant, always(1)
     yield "cotenant_oom_kills_total", {**tenant, "scope": "memcg"}, then(1)
     yield "cotenant_incidents_total", {"kind": "oom_kill"}, then(1, 0)
+    yield "cotenant_incidents_total", {"kind": "stall"}, then(1, 0)
+    yield "cotenant_incidents_open", {}, then(2, 0)
     for xid in ("31", "79"):
         yield "cotenant_gpu_xid_errors_total", {**gpu, "xid": xid}, then(1)
         yield "cotenant_gpu_xid_last_seen_seconds", {**gpu, "xid": xid}, then(start + trouble)

@@ -134,6 +134,10 @@ class Inbox:
         self.address = f"127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
     def alerts(self, name, status):
         """(receiver, group's labels, alert) of every alert of this name and status that came."""
         return [

@@ -1,7 +1,6 @@
 """Owns what boards, rules and alerts must be on data: of a demo run recorded by a real Prometheus, and of a bad day."""
 
 import pathlib
-import shutil
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ class Recorded(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.run_ = recorded.Run(recorded.PLACE / "run")
+        cls.addClassCleanup(cls.run_.inbox.close)
         cls.run_.record()
 
     def prometheus(self):
