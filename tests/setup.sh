@@ -36,7 +36,7 @@ nightly_compiles_for_bpf() {
 }
 compiles_for_bpf() { debian_compiles_for_bpf || nightly_compiles_for_bpf; }
 links_for_bpf() { bpf-linker --version >/dev/null 2>&1; }
-parses_openmetrics() { python3 -c 'import prometheus_client.openmetrics.parser' 2>/dev/null; }
+parses_openmetrics() { python3 -c 'import prometheus_client.openmetrics.parser, yaml' 2>/dev/null; }
 
 candidate() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) == *"Candidate: "[^\(]* ]]; }
 is_installed() { [[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$1" 2>/dev/null) == ?i* ]]; }
@@ -48,13 +48,14 @@ wanted_packages() {
     [ -d /etc/ssl/certs ] || echo ca-certificates
     has promtool || echo prometheus
     has go || echo golang-go gcc libc6-dev
+    has amtool || echo prometheus-alertmanager
     parses_openmetrics || python3 -m pip --version >/dev/null 2>&1 || echo python3 python3-pip
     compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf
     rust_is_new_enough || has rustup || echo cargo-web rustc-web
     links_for_bpf || echo "llvm-$LLVM-dev" "libpolly-$LLVM-dev" g++
 }
 
-# Packages must not start what they bring: prometheus is here for promtool only.
+# Packages must not start what they bring: the tests start their own.
 hold_services() {
     [ -e /usr/sbin/policy-rc.d ] && return
     as_root sh -c 'printf "#!/bin/sh\nexit 101\n" > /usr/sbin/policy-rc.d && chmod 755 /usr/sbin/policy-rc.d'
@@ -85,9 +86,10 @@ install_packages() {
         "see its message above; if it refuses to remove rustc or cargo (Debian's old ones), do that first:" \
         "apt-get remove rustc cargo libstd-rust-dev"
     case " ${known[*]} " in
-        *" prometheus "*)
+        *" prometheus"*)
             # Nor at the next boot; for systemd and for init scripts.
             as_root update-rc.d prometheus disable >/dev/null || true
+            as_root update-rc.d prometheus-alertmanager disable >/dev/null 2>&1 || true
             ;;
     esac
 }
@@ -126,9 +128,9 @@ install_linker() {
 
 install_parser() {
     parses_openmetrics && return
-    say "installing prometheus-client for python3"
+    say "installing prometheus-client and pyyaml for python3"
     local pip=(python3 -m pip install --quiet --root-user-action=ignore)
-    "${pip[@]}" prometheus-client 2>/dev/null || "${pip[@]}" --break-system-packages prometheus-client
+    "${pip[@]}" prometheus-client pyyaml 2>/dev/null || "${pip[@]}" --break-system-packages prometheus-client pyyaml
 }
 
 install_packages
@@ -137,6 +139,7 @@ check_bpf_compiler
 install_linker
 install_parser
 has promtool || die "promtool is missing, which the tests need" "install your distribution's prometheus package"
+has amtool || die "amtool is missing, which the tests need" "install your distribution's prometheus-alertmanager package"
 
 say "$(rustc --version)"
 if debian_compiles_for_bpf; then

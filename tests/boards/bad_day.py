@@ -1,0 +1,100 @@
+"""Owns the list of expressions that a healthy demo gives no data, each with the situation in which it has some, and an
+hour in which all of that happens.
+
+Refuses to be more than names, labels and figures of the catalogue's shape: that agents publish such series is tested
+with them.
+"""
+
+NODE = "bad-node"
+TENANT = "pod:ml/train"
+GPU = "GPU-bad"
+
+KILL = "the kernel kills a process of a GPU tenant for host memory"
+XID = "the driver reports a fault"
+NVML = "NVML gives an error, runs into its deadline, or lacks a reading"
+SITUATIONS = {
+    "CotenantAgentDegraded (warning)": "a feature is degraded or broken",
+    "CotenantAgentDown (warning)": "an agent that was there does not answer (in the recorded run this is after its end)",
+    "CotenantAgentLosingData (warning)": "a table of the kernel side is full",
+    "CotenantAllocationFailureStorm (warning)": "more refusals than the demo's one in two seconds, at the rules' own pace",
+    "CotenantGpuNearlyFull (warning)": "a GPU fills up slowly",
+    "CotenantGpuTenantOomKilled (critical)": KILL,
+    "CotenantGpuXid (critical)": XID,
+    "CotenantGpuXid (warning)": XID,
+    "CotenantNvmlNotAnswering (warning)": NVML,
+    "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
+    "Cotenant / Fleet: CPU of the agent (B)": "the cost of a probe was calibrated at start",
+    "Cotenant / Fleet: Events lost (A)": "a table of the kernel side is full",
+    "Cotenant / Fleet: Features that do not work (A)": "a feature is degraded or broken",
+    "Cotenant / Fleet: Kills for memory (A)": KILL,
+    "Cotenant / Fleet: NVML calls that failed (A)": NVML,
+    "Cotenant / Fleet: NVML calls that failed (B)": NVML,
+    "Cotenant / Fleet: NVML readings missing (A)": NVML,
+    "Cotenant / Fleet: Uncorrected memory errors (A)": "memory of the GPU is damaged",
+    "Cotenant / Fleet: Xid faults (A)": XID,
+    "Cotenant / Fleet: Xid faults (B)": XID,
+    "Cotenant / GPU: Memory bandwidth and PCIe (B)": "PCIe sampling is turned on ([nvml] pcie = true)",
+    "Cotenant / GPU: Xid faults in this time (A)": XID,
+    "Cotenant / Incident: Kills for memory (A)": KILL,
+    "Cotenant / Incident: Xid faults (A)": XID,
+    "Cotenant / Tenant: Figures that are not published, and why (A)": "NVML leaves a busy process out of its samples",
+    "Cotenant / Tenant: Kills (A)": KILL,
+    "Cotenant / Tenant: Kills for memory (A)": KILL,
+}
+
+STEP = 30
+GIB = 1 << 30
+
+
+def hour(start, end):
+    """(name, labels, value at each second from the start; None: not there)."""
+    trouble = 1200
+
+    def then(value, before=None):
+        return lambda second: value if second >= trouble else before
+
+    def since(factor, before=0):
+        return lambda second: factor * (second - trouble) if second >= trouble else before
+
+    always = lambda value: lambda _: value  # noqa: E731
+    alive = lambda second: 1 if second < end - start - 600 else None  # noqa: E731
+    tenant, gpu = {"tenant": TENANT}, {"hw_id": GPU}
+    yield "up", {}, lambda second: 1 if alive(second) else 0
+    yield "cotenant_agent_build_info", {"version": "0.1.0"}, alive
+    yield "cotenant_agent_feature_state", {"feature": "waits", "state": "broken"}, then(1, 0)
+    yield "cotenant_agent_losses_total", {"reason": "ring_full"}, since(0.5)
+    yield "cotenant_agent_notes_total", {"note": "probe_hits"}, lambda second: 100 * second
+    yield "cotenant_agent_probe_cost_seconds", {}, always(1e-6)
+    yield "cotenant_agent_nvml_last_collect_success", {}, then(0, 1)
+    yield "cotenant_agent_nvml_absences", {"reading": "memory", "reason": "timeout"}, then(1)
+    for kind in ("errors", "timeouts"):
+        yield f"cotenant_agent_nvml_call_{kind}_total", {"function": "nvmlDeviceGetMemoryInfo_v2"}, since(0.1)
+    yield "cotenant_gpu_tenant_processes", tenant, always(1)
+    yield "cotenant_oom_kills_total", {**tenant, "scope": "memcg"}, then(1)
+    yield "cotenant_incidents_total", {"kind": "oom_kill"}, then(1, 0)
+    yield "cotenant_incidents_total", {"kind": "stall"}, then(1, 0)
+    yield "cotenant_incidents_open", {}, then(2, 0)
+    for xid in ("31", "79"):
+        yield "cotenant_gpu_xid_errors_total", {**gpu, "xid": xid}, then(1)
+        yield "cotenant_gpu_xid_last_seen_seconds", {**gpu, "xid": xid}, then(start + trouble)
+    yield "hw_errors_total", {**gpu, "error_type": "uncorrected"}, then(2, 0)
+    yield "hw_gpu_memory_limit_bytes", gpu, always(100 * GIB)
+    yield "cotenant_gpu_pcie_throughput_bytes_per_second", {**gpu, "network_io_direction": "receive"}, always(GIB)
+    yield "cotenant_gpu_reading_absent", {**tenant, **gpu, "reading": "tenant_utilization", "reason": "not_available"}, always(1)
+    failed = {**tenant, **gpu, "operation": "cuMemAlloc", "error_type": "CUDA_ERROR_OUT_OF_MEMORY"}
+    yield "cotenant_gpu_memory_failures_total", failed, since(0.1)
+    # As the rules record them.
+    yield "gpu:cotenant_memory_headroom_bytes:free", gpu, lambda second: GIB * (10 - second / 360)
+    yield "gpu:cotenant_memory_headroom_ratio:free", gpu, lambda second: (10 - second / 360) / 100
+
+
+def openmetrics(start, end):
+    """The hour as promtool reads it; each family stands together, untyped."""
+    families = {}
+    for name, labels, value in hour(start, end):
+        labels = {"job": "cotenant", "instance": NODE, **labels}
+        written = ",".join(f'{key}="{text}"' for key, text in labels.items())
+        points = ((second, value(second)) for second in range(0, int(end - start) + 1, STEP))
+        lines = families.setdefault(name, [f"# TYPE {name} unknown"])
+        lines += [f"{name}{{{written}}} {point} {start + second}" for second, point in points if point is not None]
+    return "\n".join(line for lines in families.values() for line in lines) + "\n# EOF\n"

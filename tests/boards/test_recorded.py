@@ -1,0 +1,103 @@
+"""Owns what boards, rules and alerts must be on data: of a demo run recorded by a real Prometheus, and of a bad day."""
+
+import pathlib
+import subprocess
+import tempfile
+import time
+import unittest
+
+import bad_day
+import node
+import recorded
+import shipped
+
+
+def expressions():
+    for board, panel, letter, expr in shipped.panel_queries():
+        yield f"{board}: {panel} ({letter})", expr
+    for rule in shipped.rules():
+        yield f"{rule.get('record') or rule['alert']} ({rule['labels']['severity'] if 'alert' in rule else 'recorded'})", rule["expr"]
+
+
+class Recorded(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.run_ = recorded.Run(recorded.PLACE / "run")
+        cls.addClassCleanup(cls.run_.inbox.close)
+        cls.run_.record()
+
+    def prometheus(self):
+        """On the recorded data alone: nothing is scraped or evaluated any more."""
+        place = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        return self.enterContext(node.prometheus(place, "{}", self.run_.place / "data"))
+
+    def test_every_expression_has_data_or_a_situation(self):
+        prometheus = self.prometheus()
+        run = self.run_
+        without = set()
+        for where, expr in expressions():
+            if not recorded.answers(prometheus, shipped.brisk(expr, recorded.FASTER), run.start, run.end):
+                without.add(where)
+        self.assertEqual(without - set(bad_day.SITUATIONS), set(), "these have no data on the demo and no situation")
+        self.assertEqual(set(bad_day.SITUATIONS) - without, set(), "these have data on the demo: take them off the list")
+
+    def test_the_demo_ended_well(self):
+        self.assertEqual(self.run_.verdict, 0, (self.run_.place / "demo.log").read_text(encoding="utf-8")[-2000:])
+
+    def test_c10_the_agent_s_own_pod_and_the_tenants_labels_do_not_collide(self):
+        prometheus = self.prometheus()
+        (one,) = prometheus.at('cotenant_gpu_memory_process_bytes{tenant="systemd:train.service"}', self.run_.end)
+        self.assertEqual(one["metric"]["pod"], recorded.TARGET["pod"])
+        names = prometheus.get("labels")
+        self.assertFalse([name for name in names if name.startswith("exported_")])
+
+    def test_c16_the_batch_job_ranks_first_in_churn(self):
+        prometheus = self.prometheus()
+        ranked = prometheus.at("topk(1, tenant:cotenant_memory_allocated_bytes:rate5m)", self.run_.end - 5)
+        self.assertEqual(ranked[0]["metric"]["tenant"], "slurm:4711")
+
+    def test_the_neighbour_s_alert_is_received_grouped_and_resolved(self):
+        inbox = self.run_.inbox
+        fired = inbox.alerts("CotenantNoisyNeighbour", "firing")
+        self.assertTrue(fired)
+        for receiver, group, alert in fired:
+            labels, notes = alert["labels"], alert["annotations"]
+            self.assertEqual(receiver, "chat")
+            self.assertEqual(group, {"tenant": labels["tenant"]}, "one message a tenant")
+            self.assertEqual(labels["instance"], recorded.NODE)
+            self.assertIn(labels["culprit"], notes["summary"])
+            self.assertIn(labels["tenant"], notes["summary"])
+        pairs = {(alert["labels"]["tenant"], alert["labels"]["culprit"]) for _, _, alert in fired}
+        self.assertIn(("systemd:chat.service", "slurm:4711"), pairs)
+        self.assertIn("GPU-", next(a for _, _, a in fired if a["labels"]["culprit"] == "slurm:4711")["annotations"]["description"])
+        resolved = inbox.alerts("CotenantNoisyNeighbour", "resolved")
+        self.assertIn(("systemd:chat.service", "slurm:4711"), {(a["labels"]["tenant"], a["labels"]["culprit"]) for _, _, a in resolved})
+
+    def test_the_demo_fires_nothing_else(self):
+        during = {one["metric"]["alertname"] for one in self.run_.heard if float(one["values"][0][0]) < self.run_.end}
+        self.assertEqual(during - {"CotenantNoisyNeighbour", "CotenantAllocationFailureStorm", "CotenantGpuNearlyFull"}, set())
+
+
+class BadDay(unittest.TestCase):
+    def test_every_situation_gives_its_expressions_data(self):
+        with tempfile.TemporaryDirectory() as place:
+            place = pathlib.Path(place)
+            end = time.time() // 60 * 60 - 3 * 3600
+            start = end - 3600
+            (place / "day.txt").write_text(bad_day.openmetrics(start, end), encoding="utf-8")
+            made = subprocess.run(
+                ["promtool", "tsdb", "create-blocks-from", "openmetrics", place / "day.txt", place / "data"], capture_output=True, text=True
+            )
+            self.assertEqual(made.returncode, 0, made.stderr)
+            with node.prometheus(place, "{}") as prometheus:
+                without = [
+                    where
+                    for where, expr in expressions()
+                    if where in bad_day.SITUATIONS
+                    and not recorded.answers(prometheus, expr, start, end, "2m", "30m", 60, (bad_day.TENANT,), bad_day.NODE)
+                ]
+        self.assertEqual(without, [])
+
+
+if __name__ == "__main__":
+    unittest.main()
