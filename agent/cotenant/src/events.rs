@@ -4,6 +4,7 @@
 mod failures;
 mod history;
 mod kills;
+mod roll;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -30,6 +31,7 @@ use crate::{discovery::chain, registry::Registry, reports::Reported, stacks::Sta
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
+use roll::Roll;
 
 /// Records of the kernel's log that one tick reads.
 const LOG_RECORDS: usize = 2000;
@@ -89,6 +91,7 @@ pub(crate) struct Events {
     witnesses: Witnesses,
     asks: Asks,
     history: History,
+    roll: Roll,
     xids: Xids,
     /// Faults that were told already.
     told_xid: Option<u64>,
@@ -107,6 +110,7 @@ impl Events {
             witnesses: Witnesses::new(host.clone(), registry),
             asks: Asks::default(),
             history: History::default(),
+            roll: Roll::default(),
             xids: Xids::default(),
             told_xid: None,
             places: BTreeMap::new(),
@@ -125,27 +129,28 @@ impl Events {
                 self.places.insert(pci, gpu.id.clone());
             }
         }
+        self.roll.advance(tick.tenants, clock);
         let movements = self.history.advance(tick.kernel, tick.tenants, clock);
         self.asks.calibrate(tick.device, tick.kernel);
         self.witnesses.follow(tick.kernel, tick.tenants, clock);
-        let mut slow = Vec::new();
+        let (mut slow, mut words) = (Vec::new(), Vec::new());
         for reported in &tick.reports {
             match &reported.report {
                 Report::Failed { gpu, call } => {
                     let gpu = resolve(&tick, call.process, *gpu);
-                    self.asks.failed(call, gpu, &tick, &self.history, clock);
+                    words.extend(self.asks.failed(call, gpu, &tick, (&self.history, &self.roll), clock));
                 }
                 Report::Retried { gpu, call } => {
                     let gpu = resolve(&tick, call.process, *gpu);
-                    self.asks.retried(call, gpu, &tick, clock);
+                    words.extend(Asks::retried(call, gpu, &self.roll, clock));
                 }
-                Report::Killed(thread) => self.witnesses.mark(thread, reported, &tick),
+                Report::Killed(thread) => self.witnesses.mark(thread, reported, &self.roll),
                 Report::Slow { call, .. } => slow.push(call),
             }
         }
-        self.asks.count(&tick, clock);
+        self.asks.tell(words, &tick, &self.roll, clock);
         self.read_log(clock);
-        let kills = self.witnesses.settle(tick.tenants, clock);
+        let kills = self.witnesses.settle(&tick, clock);
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,

@@ -4,6 +4,7 @@
 
 pub mod btf;
 mod cgroup;
+mod cgroup_id;
 mod elf;
 mod error;
 mod facts;
