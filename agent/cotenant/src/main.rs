@@ -4,6 +4,7 @@
 mod config;
 mod discovery;
 mod events;
+mod explain;
 mod features;
 mod node;
 mod registry;
@@ -28,6 +29,8 @@ struct Arguments {
 enum Command {
     /// Run the agent: watch the CUDA driver on this node and serve what it sees.
     Run(config::Overrides),
+    /// Say in words what happened: ask the agent that runs on this node.
+    Explain(explain::Question),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -45,6 +48,7 @@ enum ConfigCommand {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Explain(question) => return explain::run(&question),
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::incident::{Evidence, FailureEvidence, Incident, Kind, State, Victim, WaitEvidence};
 use crate::verdict::{Certainty, VerdictKind};
@@ -18,7 +18,7 @@ pub use words::{clean, clock, duration, gib, gib_exact, percent, who};
 const LINES: usize = 8;
 
 /// The words for one incident, in reading order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Explanation {
     pub headline: String,
     pub measured: Vec<String>,

@@ -241,7 +241,7 @@ fn c99_c100_a_hundred_kills_are_on_the_right_tenants() -> Result<()> {
     let outer = Cgroup::with_memory(&pod, Some(4 * LIMIT))?;
     let container = format!("{pod}/cri-containerd-{:064x}.scope", std::process::id());
     let cgroup = Cgroup::with_memory(&container, Some(LIMIT))?;
-    let mut room = Room { cgroup, label: uid, killed: 0 };
+    let mut room = Room { cgroup, label: format!("pod:{uid}"), killed: 0 };
     for _ in 0..5 {
         room.die(&world, "pod", "nodriver\noom\n")?;
     }

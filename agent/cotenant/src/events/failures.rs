@@ -85,7 +85,8 @@ impl Asks {
         let mut ask = Ask::new(tenant.clone(), call.operation, call.error);
         ask.requested = call.requested;
         ask.process = Some(call.process);
-        let Some(gpu) = gpu else { return ask };
+        // Pinned host memory is the host's: what is known of the GPU says nothing about it.
+        let Some(gpu) = gpu.filter(|_| Arena::of(call.operation) != Some(Arena::Host)) else { return ask };
         let ended = |id: ProcessId| {
             let process = tick.kernel.processes.iter().find(|process| process.id == id);
             process.is_some_and(|process| process.ended_at != 0 && process.ended_at < call.at)
@@ -108,8 +109,15 @@ impl Asks {
             }
         }
         own_processes.insert(call.process, call.own);
-        ask.own_live = Some(own_processes.values().sum());
+        let own: u64 = own_processes.values().sum();
+        ask.own_live = Some(own);
         ask.own_processes = own_processes.into_iter().collect();
+        let mut held = holders.clone();
+        held.insert(tenant.clone(), own);
+        if let Some(mut growth) = history.growth_to(&gpu, &held) {
+            ask.own_growth = growth.remove(&tenant);
+            ask.growth = Some(growth.into_iter().collect());
+        }
         let mut holders: Vec<_> = holders.into_iter().collect();
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         ask.holders = Some(holders);
@@ -123,12 +131,6 @@ impl Asks {
                 ask.free = Some(memory.total.saturating_sub(overhead).saturating_sub(ledger));
                 ask.free_age_seconds = Some(0.0);
             }
-        }
-        if let Some(growth) = history.growth() {
-            let here = growth.into_iter().filter(|((_, place), _)| *place == gpu);
-            let (own, others): (Vec<_>, Vec<_>) = here.partition(|((holder, _), _)| *holder == tenant);
-            ask.own_growth = own.first().map(|(_, bytes)| *bytes);
-            ask.growth = Some(others.into_iter().map(|((holder, _), bytes)| (holder, bytes)).collect());
         }
         ask.gpu = Some(gpu);
         ask
