@@ -8,6 +8,7 @@ mod roll;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -101,8 +102,15 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(host: &Host, registry: Arc<Mutex<Registry>>, story: Arc<Mutex<Story>>) -> Self {
-        let log = host.kernel_log(Start::End).inspect_err(|error| {
+    /// `kernel_log`: where the host has it.
+    pub(crate) fn new(
+        host: &Host,
+        kernel_log: &Path,
+        registry: Arc<Mutex<Registry>>,
+        story: Arc<Mutex<Story>>,
+    ) -> Self {
+        let path = host.path(&kernel_log.to_string_lossy());
+        let log = KernelLog::open(&path, Start::End).inspect_err(|error| {
             warn!(error = %chain(error), "the kernel's log is not read: kills have no limit owner, Xids are not seen");
         });
         Self {

@@ -94,8 +94,9 @@ enum ExplainError {
 pub(crate) fn run(question: &Question) -> ExitCode {
     let answered = ask(question).and_then(|(address, text)| match question.output {
         Output::Json => Ok(text),
-        Output::Text => words(&text, &question.since)
-            .map_err(|source| ExplainError::Malformed { address, source }),
+        Output::Text => {
+            words(&text, &question.since).map_err(|source| ExplainError::Malformed { address, source })
+        }
     });
     match answered {
         Ok(text) => {
@@ -119,8 +120,10 @@ fn ask(question: &Question) -> Result<(String, String), ExplainError> {
             reachable(config.server.listen).to_string()
         }
     };
-    let unreachable =
-        |source: ureq::Error| ExplainError::Unreachable { address: address.clone(), source: Box::new(source) };
+    let unreachable = |source: ureq::Error| ExplainError::Unreachable {
+        address: address.clone(),
+        source: Box::new(source),
+    };
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_global(Some(PATIENCE))
         .http_status_as_error(false)
@@ -158,8 +161,7 @@ fn words(text: &str, since: &str) -> Result<String, serde_json::Error> {
     if answer.incidents.is_empty() {
         return Ok(format!("no incidents in the last {since}"));
     }
-    let told: Vec<String> =
-        answer.incidents.iter().rev().map(|told| told.explanation.to_string()).collect();
+    let told: Vec<String> = answer.incidents.iter().rev().map(|told| told.explanation.to_string()).collect();
     Ok(told.join("\n"))
 }
 
@@ -174,7 +176,9 @@ mod tests {
         for good in ["127.0.0.1:9468", "node-7.example:80", "[::1]:9468"] {
             assert_eq!(address(good).as_deref(), Ok(good));
         }
-        for bad in ["9468", "http://node:80", "node:", "node:0", "node:99999", ":80", "a/b:80", "user@node:80"] {
+        for bad in
+            ["9468", "http://node:80", "node:", "node:0", "node:99999", ":80", "a/b:80", "user@node:80"]
+        {
             assert!(address(bad).unwrap_err().contains("HOST:PORT"), "{bad}");
         }
     }
@@ -197,7 +201,10 @@ mod tests {
         let text = format!("{{\"incidents\":[{},{}]}}", one("second"), one("first"));
         let words = words(&text, "15m").expect("an answer");
         assert_eq!(words, "first\n\nWhat to do:\n  - Go.\n\nsecond\n\nWhat to do:\n  - Go.\n");
-        assert_eq!(super::words("{\"incidents\":[]}", "2h").expect("an answer"), "no incidents in the last 2h");
+        assert_eq!(
+            super::words("{\"incidents\":[]}", "2h").expect("an answer"),
+            "no incidents in the last 2h"
+        );
         assert!(super::words("{}", "2h").is_err());
     }
 }

@@ -105,7 +105,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
-        events: Events::new(&host, Arc::clone(&registry), Arc::clone(&story)),
+        events: Events::new(&host, &config.events.kernel_log, Arc::clone(&registry), Arc::clone(&story)),
         reports,
         host,
         reader,

@@ -81,7 +81,8 @@ impl Cgroup {
         }
         if let Some(bytes) = limit {
             let file = directory.join(if unified { "memory.max" } else { "memory.limit_in_bytes" });
-            fs::write(&file, bytes.to_string()).with_context(|| format!("cannot write {}", file.display()))?;
+            fs::write(&file, bytes.to_string())
+                .with_context(|| format!("cannot write {}", file.display()))?;
         }
         cgroup.memory = Some(Memory { directory, unified });
         Ok(cgroup)
@@ -98,7 +99,8 @@ impl Cgroup {
             false => directory.join("memory.oom_control"),
         };
         let text = fs::read_to_string(&file)?;
-        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")).context("it counts kills")?;
+        let count =
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")).context("it counts kills")?;
         Ok(count.trim().parse()?)
     }
 
@@ -116,9 +118,8 @@ impl Cgroup {
     /// A shell that enters it and becomes the program that the caller adds, with its arguments. `launcher`: words that
     /// end before the program.
     pub fn command(&self, launcher: &str) -> Command {
-        let enter: Vec<String> = (1..=self.directories.len())
-            .map(|at| format!("echo $$ > \"${at}/cgroup.procs\" &&"))
-            .collect();
+        let enter: Vec<String> =
+            (1..=self.directories.len()).map(|at| format!("echo $$ > \"${at}/cgroup.procs\" &&")).collect();
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg(format!(
             "{} shift {} && exec {launcher} \"$@\"",

@@ -120,7 +120,13 @@ fn near(told: Option<u64>, true_value: u64) -> Result<()> {
 
 /// NVML and the ledger have both seen everybody who is there now.
 fn calm(world: &World) -> Result<()> {
-    let there = world.node.state.processes().iter().filter(|process| process.contexts.iter().any(|count| *count > 0)).count();
+    let there = world
+        .node
+        .state
+        .processes()
+        .iter()
+        .filter(|process| process.contexts.iter().any(|count| *count > 0))
+        .count();
     world.agent.until(|scrape| scrape.of(PROCESS_BYTES).filter(|row| row.value > 0.0).count() >= there)?;
     // Two polls in a row, without anything that moves.
     sleep(Duration::from_millis(1500));
@@ -155,7 +161,8 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
     let codes: String = [1, 4, 800, 801]
         .map(|code| format!("inject cuMemAlloc {code} 1\nalloc a 1GiB\nexpect {code}\nsleep 20\n"))
         .concat();
-    let mut other = Guest::start(&world, 5, "other", &format!("print held\nwait\n{codes}print refused\nwait\n"))?;
+    let mut other =
+        Guest::start(&world, 5, "other", &format!("print held\nwait\n{codes}print refused\nwait\n"))?;
     let mut first = Guest::within(&world, 9, "family", "first", &hold(100_000))?;
     first.tenant.expect("held")?;
     let mut second = Guest::within(&world, 9, "family", "second", &ask(2, "alloc a 60GiB"))?;
@@ -170,7 +177,17 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
     calm(&world)?;
     let before = world.agent.scrape()?;
 
-    for guest in [&mut asks, &mut creates, &mut pools, &mut giant, &mut alone, &mut roomy, &mut other, &mut second, &mut pinned] {
+    for guest in [
+        &mut asks,
+        &mut creates,
+        &mut pools,
+        &mut giant,
+        &mut alone,
+        &mut roomy,
+        &mut other,
+        &mut second,
+        &mut pinned,
+    ] {
         guest.go("refused")?;
     }
     // A context has no room either; its process never gets one.
@@ -184,7 +201,8 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
     bursts.go("freed")?;
     world.agent.resume();
 
-    for (guest, operation) in [(&asks, "cuMemAlloc"), (&creates, "cuMemCreate"), (&pools, "cuMemAllocAsync")] {
+    for (guest, operation) in [(&asks, "cuMemAlloc"), (&creates, "cuMemCreate"), (&pools, "cuMemAllocAsync")]
+    {
         let (incident, line) = refusal(&world, &guest.label, |_| true)?;
         let verdict = verdict(&line, "neighbour")?;
         ensure!(line["operation"] == operation && line["count"] == 1, "{line:#}");
@@ -206,11 +224,17 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
     let (incident, line) = refusal(&world, &hurt.label, |_| true)?;
     let said = verdict(&line, "neighbour")?;
     let burst = holder(said, &bursts)?;
-    ensure!(burst["bytes"].as_u64() == Some(30 << 30) && burst["grew"].as_i64() == Some(30 << 30), "{said:#}");
+    ensure!(
+        burst["bytes"].as_u64() == Some(30 << 30) && burst["grew"].as_i64() == Some(30 << 30),
+        "{said:#}"
+    );
     ensure!(holder(said, &quiet)?["bytes"].as_u64() == Some(90_000 * MIB), "{said:#}");
     near(because(said, "shortfall")?["free"].as_u64(), free_in_burst)?;
     ensure!(because(said, "neighbours_grew")?["bytes"].as_u64() == Some(30 << 30));
-    ensure!(incident["culprits"][0]["tenant"]["name"] == bursts.label.as_str(), "who grew, first: {incident:#}");
+    ensure!(
+        incident["culprits"][0]["tenant"]["name"] == bursts.label.as_str(),
+        "who grew, first: {incident:#}"
+    );
 
     let (_, line) = refusal(&world, &roomy.label, |_| true)?;
     near(because(verdict(&line, "fragmentation")?, "room_was_free")?["free"].as_u64(), free(&world, 4))?;
@@ -250,8 +274,10 @@ fn c104_a_storm_is_one_incident_and_a_retry_that_succeeds_a_near_miss() -> Resul
         &format!("print held\nwait\nloop {STORM} {{\nalloc a 200GiB\n}}\nexpect 2\nprint refused\nwait\n"),
     )?;
     // Some of a storm fall between reports, and its process may be gone before anybody looks.
-    let mut brief = Guest::start(&world, 1, "brief", "print held\nwait\nloop 700 {\nalloc a 200GiB\n}\nexit 1\n")?;
-    let mut keeps = Guest::start(&world, 2, "keeps", "alloc b 130000MiB\nprint held\nwait\nfree b\nprint freed\nwait\n")?;
+    let mut brief =
+        Guest::start(&world, 1, "brief", "print held\nwait\nloop 700 {\nalloc a 200GiB\n}\nexit 1\n")?;
+    let mut keeps =
+        Guest::start(&world, 2, "keeps", "alloc b 130000MiB\nprint held\nwait\nfree b\nprint freed\nwait\n")?;
     let mut tries = Guest::start(
         &world,
         2,
@@ -284,6 +310,9 @@ fn c104_a_storm_is_one_incident_and_a_retry_that_succeeds_a_near_miss() -> Resul
     let scrape = world.agent.scrape()?;
     let all = list(&world)?;
     ensure!(all.len() == 3, "{all:#?}");
-    ensure!(incidents(&scrape, "allocation_failure") >= 2.0 && incidents(&scrape, "near_miss").to_bits() == 1f64.to_bits());
+    ensure!(
+        incidents(&scrape, "allocation_failure") >= 2.0
+            && incidents(&scrape, "near_miss").to_bits() == 1f64.to_bits()
+    );
     Ok(())
 }

@@ -145,8 +145,11 @@ fn c99_c100_a_hundred_kills_are_on_the_right_tenants() -> Result<()> {
 
     // One that is only there, on both GPUs.
     let quiet = Room::unit("quiet", Some(4 * LIMIT))?;
-    let mut witness =
-        quiet.start(&world, "quiet", &format!("{BEGIN}retain 1\nalloc a 8MiB\nretain 0\nalloc b 8MiB\nprint held\nwait\n"))?;
+    let mut witness = quiet.start(
+        &world,
+        "quiet",
+        &format!("{BEGIN}retain 1\nalloc a 8MiB\nretain 0\nalloc b 8MiB\nprint held\nwait\n"),
+    )?;
     witness.expect("held")?;
 
     // 12: three processes a tenant, each with GPU memory, while the others live.
@@ -191,7 +194,8 @@ fn c99_c100_a_hundred_kills_are_on_the_right_tenants() -> Result<()> {
     for index in 0..2 {
         let mut room = Room::unit(&format!("brief{index}"), Some(LIMIT))?;
         for _ in 0..8 {
-            let (pid, _) = room.die(&world, &format!("brief{index}"), &format!("{BEGIN}alloc a 5MiB\noom\n"))?;
+            let (pid, _) =
+                room.die(&world, &format!("brief{index}"), &format!("{BEGIN}alloc a 5MiB\noom\n"))?;
             held.push((pid, BTreeSet::from([quiet.label.clone()])));
         }
         rooms.push(room);
@@ -252,7 +256,12 @@ fn c99_c100_a_hundred_kills_are_on_the_right_tenants() -> Result<()> {
     let scrape = settled(&world, total)?;
     let mut wrong = Vec::new();
     for room in &rooms {
-        assert_eq!(room.cgroup.kills()?, room.killed, "{}: the kernel's count and the exit statuses", room.label);
+        assert_eq!(
+            room.cgroup.kills()?,
+            room.killed,
+            "{}: the kernel's count and the exit statuses",
+            room.label
+        );
         let counted = kills_of(&scrape, &room.label);
         if counted.to_bits() != (room.killed as f64).to_bits() {
             wrong.push(format!("{}: {counted} counted, {} true", room.label, room.killed));
@@ -296,7 +305,11 @@ fn c97_the_victim_is_not_the_one_that_asked() -> Result<()> {
         Ok(Room { cgroup, label: format!("systemd:{unit}"), killed: 0 })
     };
     let (mut asks, mut dies) = (place("asks")?, place("dies")?);
-    let mut asking = asks.start(&world, "asks", &format!("{BEGIN}alloc a 4MiB\nprint held\nwait\neat 60MiB\nprint fed\nwait\n"))?;
+    let mut asking = asks.start(
+        &world,
+        "asks",
+        &format!("{BEGIN}alloc a 4MiB\nprint held\nwait\neat 60MiB\nprint fed\nwait\n"),
+    )?;
     asking.expect("held")?;
     let mut dying = world.node.tenant_under(
         "choom -n 1000 --",
@@ -323,8 +336,12 @@ fn c97_the_victim_is_not_the_one_that_asked() -> Result<()> {
     holds_as_recorded(&world, kill, dying.pid())?;
     assert_eq!(neighbours(kill), BTreeSet::from([asks.label.clone()]));
     let incidents = world.agent.json("/api/v1/incidents")?;
-    let of_kind: Vec<&Value> =
-        incidents["incidents"].as_array().into_iter().flatten().filter(|one| one["kind"] == "oom_kill").collect();
+    let of_kind: Vec<&Value> = incidents["incidents"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|one| one["kind"] == "oom_kill")
+        .collect();
     assert_eq!(of_kind.len(), 1, "{incidents:#}");
     assert_eq!(of_kind[0]["victims"][0]["tenant"]["name"], dies.label.as_str());
     asks.killed = 0;
@@ -356,8 +373,12 @@ fn c101_a_group_kill_is_one_incident_with_every_victim() -> Result<()> {
     let scrape = settled(&world, 4)?;
     assert_eq!(kills_of(&scrape, &room.label).to_bits(), 4f64.to_bits());
     let incidents = world.agent.json("/api/v1/incidents")?;
-    let of_kind: Vec<&Value> =
-        incidents["incidents"].as_array().into_iter().flatten().filter(|one| one["kind"] == "oom_kill").collect();
+    let of_kind: Vec<&Value> = incidents["incidents"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|one| one["kind"] == "oom_kill")
+        .collect();
     assert_eq!(of_kind.len(), 1, "{incidents:#}");
     assert_eq!(of_kind[0]["victims"][0]["killed_processes"], 4);
     Ok(())

@@ -185,9 +185,11 @@ impl Asks {
     fn fresh(&self, kernel: &KernelSample) -> BTreeMap<Key, u64> {
         let mut counted: BTreeMap<Key, u64> = BTreeMap::new();
         for process in &kernel.processes {
-            for row in process.failures.iter().filter(|row| {
-                row.error == CudaError::OUT_OF_MEMORY && Arena::of(row.operation).is_some()
-            }) {
+            for row in process
+                .failures
+                .iter()
+                .filter(|row| row.error == CudaError::OUT_OF_MEMORY && Arena::of(row.operation).is_some())
+            {
                 *counted.entry((process.id, row.operation)).or_default() += row.count;
             }
         }

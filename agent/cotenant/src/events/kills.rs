@@ -230,11 +230,7 @@ fn note(kill: &Kill, incident: &OomIncident, clock: Clock) -> Option<KillNote> {
     })
 }
 
-fn holdings(
-    kernel: &KernelSample,
-    tenants: &BTreeMap<ProcessId, Tenant>,
-    process: &ProcessSample,
-) -> Held {
+fn holdings(kernel: &KernelSample, tenants: &BTreeMap<ProcessId, Tenant>, process: &ProcessSample) -> Held {
     let mut held = Held::of(&process.ledger);
     held.neighbours = neighbours(kernel, tenants, process, &held);
     held

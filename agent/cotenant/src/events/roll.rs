@@ -72,6 +72,6 @@ mod tests {
             let tenant = Tenant::plain(TenantKind::Pod, name);
             roll.advance(&BTreeMap::from([(ProcessId(1), tenant)]), at(10));
         }
-        assert_eq!(roll.of(ProcessId(1)).map(|tenant| tenant.name.as_str()), Some("ns/pod"));
+        assert_eq!(roll.of(ProcessId(1)).map(|tenant| tenant.name.as_str()), Some("pod:ns/pod"));
     }
 }
