@@ -1,7 +1,10 @@
 //! Owns the claims about refused memory: why, whose bytes were in the way, how often; and what is no refusal.
 //! Refuses a verdict without its figures: they are held to the simulated node's own.
 
-use std::{thread::sleep, time::Duration};
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use cotenant_node::{Cgroup, Tenant, World, scrape::Scrape};
@@ -10,7 +13,9 @@ use serde_json::Value;
 const MIB: u64 = 1 << 20;
 /// What a context takes on the simulated node: how far a free figure may be off.
 const CONTEXT: u64 = 518 * MIB;
-const PROCESS_BYTES: &str = "cotenant_gpu_memory_process_bytes";
+/// How far back the agent looks for growth, and a little.
+const WINDOW: Duration = Duration::from_secs(32);
+const PROCESSES: &str = "cotenant_gpu_tenant_processes";
 const INCIDENTS: &str = "cotenant_incidents_total";
 
 struct Guest {
@@ -120,14 +125,9 @@ fn near(told: Option<u64>, true_value: u64) -> Result<()> {
 
 /// NVML and the ledger have both seen everybody who is there now.
 fn calm(world: &World) -> Result<()> {
-    let there = world
-        .node
-        .state
-        .processes()
-        .iter()
-        .filter(|process| process.contexts.iter().any(|count| *count > 0))
-        .count();
-    world.agent.until(|scrape| scrape.of(PROCESS_BYTES).filter(|row| row.value > 0.0).count() >= there)?;
+    let on_gpus = |process: &&cotenant_sim_state::Process| process.contexts.iter().any(|count| *count > 0);
+    let there = world.node.state.processes().iter().filter(on_gpus).count();
+    world.agent.until(|scrape| scrape.sum(PROCESSES, &[]) >= there as f64)?;
     // Two polls in a row, without anything that moves.
     sleep(Duration::from_millis(1500));
     Ok(())
@@ -175,7 +175,7 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
         &ask(2, "inject cuMemHostAlloc 2 1\nalloc h 1GiB cuMemHostAlloc"),
     )?;
     calm(&world)?;
-    let before = world.agent.scrape()?;
+    let (before, begun) = (world.agent.scrape()?, Instant::now());
 
     for guest in [
         &mut asks,
@@ -193,14 +193,6 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
     // A context has no room either; its process never gets one.
     let mut late = Guest::begin(&world, 10, "late", "expect 2\nprint refused\nwait\n")?;
     late.tenant.expect("refused")?;
-    // The agent looks before the burst and after it, not at it.
-    world.agent.pause();
-    bursts.go("burst")?;
-    let free_in_burst = free(&world, 3);
-    hurt.go("refused")?;
-    bursts.go("freed")?;
-    world.agent.resume();
-
     for (guest, operation) in [(&asks, "cuMemAlloc"), (&creates, "cuMemCreate"), (&pools, "cuMemAllocAsync")]
     {
         let (incident, line) = refusal(&world, &guest.label, |_| true)?;
@@ -221,21 +213,6 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
     ensure!(own == Some(120_000 * MIB), "{line:#}");
     ensure!(incident["culprits"].as_array().is_some_and(Vec::is_empty), "{incident:#}");
 
-    let (incident, line) = refusal(&world, &hurt.label, |_| true)?;
-    let said = verdict(&line, "neighbour")?;
-    let burst = holder(said, &bursts)?;
-    ensure!(
-        burst["bytes"].as_u64() == Some(30 << 30) && burst["grew"].as_i64() == Some(30 << 30),
-        "{said:#}"
-    );
-    ensure!(holder(said, &quiet)?["bytes"].as_u64() == Some(90_000 * MIB), "{said:#}");
-    near(because(said, "shortfall")?["free"].as_u64(), free_in_burst)?;
-    ensure!(because(said, "neighbours_grew")?["bytes"].as_u64() == Some(30 << 30));
-    ensure!(
-        incident["culprits"][0]["tenant"]["name"] == bursts.label.as_str(),
-        "who grew, first: {incident:#}"
-    );
-
     let (_, line) = refusal(&world, &roomy.label, |_| true)?;
     near(because(verdict(&line, "fragmentation")?, "room_was_free")?["free"].as_u64(), free(&world, 4))?;
 
@@ -255,6 +232,31 @@ fn c104_verdicts_are_right_with_the_real_agent() -> Result<()> {
 
     ensure!(refusals(&world, &other.label)?.is_empty(), "1, 4, 800 and 801 are no refusals of memory");
     ensure!(!list(&world)?.iter().any(|incident| incident.to_string().contains(&other.label)));
+    // What one has held for longer than the agent looks back is no growth.
+    sleep(WINDOW.saturating_sub(begun.elapsed()));
+    // The agent looks before the burst and after it, not at it.
+    world.agent.pause();
+    bursts.go("burst")?;
+    let free_in_burst = free(&world, 3);
+    hurt.go("refused")?;
+    bursts.go("freed")?;
+    world.agent.resume();
+
+    let (incident, line) = refusal(&world, &hurt.label, |_| true)?;
+    let said = verdict(&line, "neighbour")?;
+    let burst = holder(said, &bursts)?;
+    ensure!(
+        burst["bytes"].as_u64() == Some(30 << 30) && burst["grew"].as_i64() == Some(30 << 30),
+        "{said:#}"
+    );
+    ensure!(holder(said, &quiet)?["bytes"].as_u64() == Some(90_000 * MIB), "{said:#}");
+    near(because(said, "shortfall")?["free"].as_u64(), free_in_burst)?;
+    ensure!(because(said, "neighbours_grew")?["bytes"].as_u64() == Some(30 << 30));
+    ensure!(
+        incident["culprits"][0]["tenant"]["name"] == bursts.label.as_str(),
+        "who grew, first: {incident:#}"
+    );
+
     // One a GPU (0, 1, 2, 3, 4, 9, 10), and one of the host's memory.
     let after = world.agent.scrape()?;
     let new = incidents(&after, "allocation_failure") - incidents(&before, "allocation_failure");
