@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use cotenant_model::{
     CudaError, DeviceSample, GpuId, Operation, ProcessId, Tenant, TenantKind,
     report::{FailedCall, RetriedCall},
-    sample::{GpuRef, KernelSample},
+    sample::{GpuRef, KernelSample, LedgerRow},
     verdict::{Arena, Ask, Failures, Fold, Success},
 };
 
@@ -55,6 +55,39 @@ impl Default for Asks {
     }
 }
 
+/// Who held a GPU.
+struct Census {
+    holders: Vec<(ProcessId, u64)>,
+    total: u64,
+    own: u64,
+    at_failure: bool,
+}
+
+impl Census {
+    /// As it was when the call failed. The kernel knows a GPU by what the process said of it before; where that was
+    /// nothing, it finds no holder there, and the ledger as it is now is the next best.
+    fn of(call: &FailedCall, gpu: &GpuId, kernel: &KernelSample) -> Self {
+        let FailedCall { holders, total, own, .. } = call;
+        let mut census = Self { holders: holders.clone(), total: *total, own: *own, at_failure: true };
+        if call.total > 0 {
+            return census;
+        }
+        for process in kernel.processes.iter().filter(|process| process.ended.is_none()) {
+            let here = |row: &&LedgerRow| {
+                row.kind.is_device() && row.live > 0 && row.gpu == GpuRef::Known(gpu.clone())
+            };
+            let bytes: u64 = process.ledger.iter().filter(here).map(|row| row.live).sum();
+            if bytes > 0 {
+                census.holders.push((process.id, bytes));
+                census.total += bytes;
+                census.own += if process.id == call.process { bytes } else { 0 };
+                census.at_failure = false;
+            }
+        }
+        census
+    }
+}
+
 impl Asks {
     /// Learns from an NVML poll that was not seen before.
     pub(super) fn calibrate(&mut self, device: &DeviceSample, kernel: &KernelSample) {
@@ -87,6 +120,7 @@ impl Asks {
         ask.process = Some(call.process);
         // Pinned host memory is the host's: what is known of the GPU says nothing about it.
         let Some(gpu) = gpu.filter(|_| Arena::of(call.operation) != Some(Arena::Host)) else { return ask };
+        let census = Census::of(call, &gpu, tick.kernel);
         let ended = |id: ProcessId| {
             let process = tick.kernel.processes.iter().find(|process| process.id == id);
             process.is_some_and(|process| process.ended_at != 0 && process.ended_at < call.at)
@@ -94,7 +128,7 @@ impl Asks {
         let mut holders: BTreeMap<Tenant, u64> = BTreeMap::new();
         let mut own_processes: BTreeMap<ProcessId, u64> = BTreeMap::new();
         let mut dead = 0;
-        for (id, bytes) in &call.holders {
+        for (id, bytes) in &census.holders {
             if ended(*id) {
                 // The driver took its memory back; the ledger is cleared a little later.
                 dead += bytes;
@@ -108,7 +142,7 @@ impl Asks {
                 *holders.entry(holder).or_default() += bytes;
             }
         }
-        own_processes.insert(call.process, call.own);
+        own_processes.insert(call.process, census.own);
         let own: u64 = own_processes.values().sum();
         ask.own_live = Some(own);
         ask.own_processes = own_processes.into_iter().collect();
@@ -127,9 +161,9 @@ impl Asks {
             ask.capacity = Some(memory.total);
             ask.reserved = memory.reserved;
             if let Some(overhead) = self.overheads.of(&gpu) {
-                let ledger = call.total.saturating_sub(dead);
+                let ledger = census.total.saturating_sub(dead);
                 ask.free = Some(memory.total.saturating_sub(overhead).saturating_sub(ledger));
-                ask.free_age_seconds = Some(0.0);
+                ask.free_age_seconds = census.at_failure.then_some(0.0);
             }
         }
         ask.gpu = Some(gpu);
@@ -226,3 +260,6 @@ impl Asks {
         account.told += count;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -263,3 +263,35 @@ fn neighbours(
     }
     neighbours.into_iter().take(NEIGHBOURS).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(cgroup: Option<&str>, logged: Option<&str>) -> Option<String> {
+        let names = HostNames::new(Host::at("/nowhere"));
+        let dying = Dying { at: 0, uid: 1000, cgroup: cgroup.map(str::to_owned) };
+        dying.tenant(logged, &names).map(|tenant| tenant.name)
+    }
+
+    #[test]
+    fn c99_the_dead_are_named_by_the_hierarchy_that_says_most() {
+        let id = "5".repeat(64);
+        let docker = format!("docker:{}", &id[..12]);
+        // The daemon's own unit in one hierarchy, the container in the other.
+        let (unit, container) = ("/system.slice/containerd.service", format!("/docker/{id}"));
+        assert_eq!(named(Some(unit), Some(&container)), Some(docker.clone()));
+        assert_eq!(named(Some(&container), None), Some(docker), "the log was cut short");
+        assert_eq!(named(Some("/"), Some("/")), Some("user:1000".to_owned()));
+        assert_eq!(named(None, None), None, "unknown, and not the root's");
+    }
+
+    #[test]
+    fn a_cgroup_cannot_name_a_second_one_behind_a_line_end() {
+        let forged = format!("/user.slice/x\n1:memory:/docker/{}", "5".repeat(64));
+        assert_eq!(
+            named(Some(&forged), Some("/system.slice/a.service")),
+            Some("systemd:a.service".to_owned())
+        );
+    }
+}
