@@ -22,13 +22,13 @@ use cotenant_model::{
     kill::{Kill, KillCount},
     report::SlowCall,
     sample::{GpuRef, KernelSample},
-    view::EventsView,
+    view::{EventsView, Feature, FeatureState},
     xid::{PciAddress, Xids},
 };
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::{discovery::chain, registry::Registry, reports::Reported, stacks::Stacks};
+use crate::{discovery::chain, features::feature, registry::Registry, reports::Reported, stacks::Stacks};
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
@@ -87,8 +87,21 @@ impl Default for Story {
     }
 }
 
+/// The kernel's log where the host has it, and what it is to the agent.
+pub(crate) fn open_log(host: &Host, path: &Path) -> (Option<KernelLog>, Feature) {
+    match KernelLog::open(&host.path(&path.to_string_lossy()), Start::End) {
+        Ok(log) => (Some(log), feature("kernel_log", FeatureState::Active, String::new())),
+        Err(error) => {
+            let reason = format!("kills have no limit owner, and Xids are not seen: {}", chain(&error));
+            (None, feature("kernel_log", FeatureState::Broken, reason))
+        }
+    }
+}
+
 pub(crate) struct Events {
     log: Option<KernelLog>,
+    /// Records that were overwritten before they were read.
+    log_lost: u64,
     witnesses: Witnesses,
     asks: Asks,
     history: History,
@@ -102,19 +115,15 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// `kernel_log`: where the host has it.
     pub(crate) fn new(
         host: &Host,
-        kernel_log: &Path,
+        log: Option<KernelLog>,
         registry: Arc<Mutex<Registry>>,
         story: Arc<Mutex<Story>>,
     ) -> Self {
-        let path = host.path(&kernel_log.to_string_lossy());
-        let log = KernelLog::open(&path, Start::End).inspect_err(|error| {
-            warn!(error = %chain(error), "the kernel's log is not read: kills have no limit owner, Xids are not seen");
-        });
         Self {
-            log: log.ok(),
+            log,
+            log_lost: 0,
             witnesses: Witnesses::new(host.clone(), registry),
             asks: Asks::default(),
             history: History::default(),
@@ -128,7 +137,7 @@ impl Events {
     }
 
     /// One tick.
-    pub(crate) fn observe(&mut self, tick: Tick<'_>) -> EventsView {
+    pub(crate) fn observe(&mut self, tick: &Tick<'_>) -> EventsView {
         let clock = Clock::now();
         let elapsed = clock.monotonic_ns.saturating_sub(self.before.monotonic_ns) as f64 / 1e9;
         self.before = clock;
@@ -145,25 +154,25 @@ impl Events {
         for reported in &tick.reports {
             match &reported.report {
                 Report::Failed { gpu, call } => {
-                    let gpu = resolve(&tick, call.process, *gpu);
-                    words.extend(self.asks.failed(call, gpu, &tick, (&self.history, &self.roll), clock));
+                    let gpu = resolve(tick, call.process, *gpu);
+                    words.extend(self.asks.failed(call, gpu, tick, (&self.history, &self.roll), clock));
                 }
                 Report::Retried { gpu, call } => {
-                    let gpu = resolve(&tick, call.process, *gpu);
+                    let gpu = resolve(tick, call.process, *gpu);
                     words.extend(Asks::retried(call, gpu, &self.roll, clock));
                 }
                 Report::Killed(thread) => self.witnesses.mark(thread, reported, &self.roll),
                 Report::Slow { call, .. } => slow.push(call),
             }
         }
-        self.asks.tell(words, &tick, &self.roll, clock);
+        self.asks.tell(words, tick, &self.roll, clock);
         self.read_log(clock);
-        let kills = self.witnesses.settle(&tick, clock);
+        let kills = self.witnesses.settle(tick, clock);
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,
-            waits: waits(&tick, &slow),
-            stalls: stalls(&tick, clock),
+            waits: waits(tick, &slow),
+            stalls: stalls(tick, clock),
             failures: self.asks.records.drain(clock.unix),
             kills,
             xids: self.fresh_xids(clock),
@@ -198,7 +207,16 @@ impl Events {
                     ((gpu.cloned(), code), (count.count, self.before.unix_of(count.last_ns)))
                 })
                 .collect(),
-            lost: incidents.losses().incidents + incidents.losses().waits + self.asks.records.unfolded(),
+            lost: [
+                incidents.losses().incidents,
+                incidents.losses().waits,
+                self.asks.records.unfolded(),
+                self.witnesses.dropped(),
+                self.xids.uncounted(),
+                self.log_lost,
+            ]
+            .iter()
+            .sum(),
         }
     }
 
@@ -212,6 +230,7 @@ impl Events {
                 return;
             }
         };
+        self.log_lost = log.lost();
         for record in records {
             match record.notice(clock.monotonic_ns) {
                 Some(Notice::Oom(line)) => self.witnesses.log(clock, record.sequence, line),

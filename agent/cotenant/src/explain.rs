@@ -112,13 +112,12 @@ pub(crate) fn run(question: &Question) -> ExitCode {
 
 /// The agent's answer, and where it came from.
 fn ask(question: &Question) -> Result<(String, String), ExplainError> {
-    let address = match &question.address {
-        Some(address) => address.clone(),
-        None => {
-            let overrides = Overrides { config: question.config.clone(), ..Overrides::default() };
-            let config = config::load(&overrides).map_err(ExplainError::Config)?;
-            reachable(config.server.listen).to_string()
-        }
+    let address = if let Some(address) = &question.address {
+        address.clone()
+    } else {
+        let overrides = Overrides { config: question.config.clone(), ..Overrides::default() };
+        let config = config::load(&overrides).map_err(ExplainError::Config)?;
+        reachable(config.server.listen).to_string()
     };
     let unreachable = |source: ureq::Error| ExplainError::Unreachable {
         address: address.clone(),

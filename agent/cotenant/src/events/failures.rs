@@ -29,13 +29,13 @@ struct Account {
     /// How many were told.
     told: u64,
     /// What was reported last.
-    last: Option<(f64, Ask)>,
+    last: Option<(f64, Box<Ask>)>,
     waited: u32,
 }
 
 /// What came through the ring, in its order.
 pub(super) enum Word {
-    Failed { at: f64, key: Key, ask: Ask },
+    Failed { at: f64, key: Key, ask: Box<Ask> },
     Retried(Success),
 }
 
@@ -102,8 +102,8 @@ impl Asks {
         (history, roll): (&History, &Roll),
         clock: Clock,
     ) -> Option<Word> {
-        let tenant = roll.of(call.process)?.clone();
-        let ask = self.ask(call, gpu, tenant, tick, (history, roll));
+        let tenant = roll.of(call.process)?;
+        let ask = Box::new(self.ask(call, gpu, tenant, tick, (history, roll)));
         Some(Word::Failed { at: clock.unix_of(call.at), key: (call.process, call.operation), ask })
     }
 
@@ -111,7 +111,7 @@ impl Asks {
         &self,
         call: &FailedCall,
         gpu: Option<GpuId>,
-        tenant: Tenant,
+        tenant: &Tenant,
         tick: &Tick<'_>,
         (history, roll): (&History, &Roll),
     ) -> Ask {
@@ -136,7 +136,7 @@ impl Asks {
             }
             let unknown = || Tenant::plain(TenantKind::Unknown, "gone");
             let holder = roll.of(*id).cloned().unwrap_or_else(unknown);
-            if holder == tenant {
+            if holder == *tenant {
                 *own_processes.entry(*id).or_default() += bytes;
             } else {
                 *holders.entry(holder).or_default() += bytes;
@@ -149,7 +149,7 @@ impl Asks {
         let mut held = holders.clone();
         held.insert(tenant.clone(), own);
         if let Some(mut growth) = history.growth_to(&gpu, &held) {
-            ask.own_growth = growth.remove(&tenant);
+            ask.own_growth = growth.remove(tenant);
             ask.growth = Some(growth.into_iter().collect());
         }
         let mut holders: Vec<_> = holders.into_iter().collect();

@@ -68,6 +68,11 @@ impl Witnesses {
         }
     }
 
+    /// Witnesses that found no room.
+    pub(super) fn dropped(&self) -> u64 {
+        self.kills.dropped()
+    }
+
     pub(super) fn tenant_of_pid(&self, pid: u32) -> Option<Tenant> {
         self.registry.lock().ok()?.look(pid)
     }

@@ -43,22 +43,31 @@ impl Overheads {
             let Ok(memory) = gpu.memory else { continue };
             let now = self.ledger.get(&gpu.id).copied().unwrap_or_default();
             let polls = self.polls.entry(gpu.id.clone()).or_default();
-            // It stood still around the poll: what was told before is older, and no better.
-            if before.get(&gpu.id).copied().unwrap_or_default() == now {
-                polls.clear();
-            }
-            polls.push_back(memory.total.saturating_sub(memory.free).saturating_sub(now.live));
-            if polls.len() > POLLS {
-                polls.pop_front();
-            }
+            let calm = before.get(&gpu.id).copied().unwrap_or_default() == now;
+            put(polls, memory.total.saturating_sub(memory.free).saturating_sub(now.live), calm);
         }
     }
 
     pub(super) fn of(&self, gpu: &GpuId) -> Option<u64> {
-        let mut polls: Vec<u64> = self.polls.get(gpu)?.iter().copied().collect();
-        polls.sort_unstable();
-        polls.get(polls.len() / 2).copied()
+        median(self.polls.get(gpu)?)
     }
+}
+
+/// `calm`: the ledger stood still around this poll, so that what was told before is older and no better.
+fn put(polls: &mut VecDeque<u64>, outside: u64, calm: bool) {
+    if calm {
+        polls.clear();
+    }
+    polls.push_back(outside);
+    if polls.len() > POLLS {
+        polls.pop_front();
+    }
+}
+
+fn median(polls: &VecDeque<u64>) -> Option<u64> {
+    let mut polls: Vec<u64> = polls.iter().copied().collect();
+    polls.sort_unstable();
+    polls.get(polls.len() / 2).copied()
 }
 
 fn read(kernel: &KernelSample) -> BTreeMap<GpuId, Reading> {
@@ -77,4 +86,23 @@ fn read(kernel: &KernelSample) -> BTreeMap<GpuId, Reading> {
         }
     }
     readings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_at_a_poll_is_no_overhead_and_a_calm_poll_is_believed_at_once() {
+        let mut polls = VecDeque::new();
+        assert_eq!(median(&polls), None, "unknown is not zero");
+        for outside in [500, 500, 30_000, 500, 30_000] {
+            put(&mut polls, outside, false);
+        }
+        assert_eq!(median(&polls), Some(500));
+        put(&mut polls, 900, true);
+        assert_eq!(median(&polls), Some(900));
+        (0..20).for_each(|_| put(&mut polls, 700, false));
+        assert_eq!((polls.len(), median(&polls)), (POLLS, Some(700)));
+    }
 }

@@ -109,7 +109,7 @@ fn gpu() -> GpuId {
 fn report(second: u32) -> Word {
     let mut ask = Ask::new(tenant(), Operation::MemAlloc, CudaError::OUT_OF_MEMORY);
     (ask.requested, ask.capacity, ask.gpu) = (Some(200 << 30), Some(100 << 30), Some(gpu()));
-    Word::Failed { at: f64::from(second), key: KEY, ask }
+    Word::Failed { at: f64::from(second), key: KEY, ask: Box::new(ask) }
 }
 
 fn grant(second: u32) -> Word {
