@@ -74,7 +74,9 @@ impl Witnesses {
     }
 
     pub(super) fn tenant_of_pid(&self, pid: u32) -> Option<Tenant> {
-        self.registry.lock().ok()?.look(pid)
+        let mut registry = self.registry.lock().ok()?;
+        // A fault ends most processes before its line is read.
+        registry.look(pid).or_else(|| registry.known(pid))
     }
 
     /// Remembers what ended processes held, and reads the counters of the cgroups that tenants are in.
