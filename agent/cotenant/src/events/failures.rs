@@ -6,7 +6,7 @@
 
 mod overheads;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cotenant_model::{
     CudaError, DeviceSample, GpuId, Operation, ProcessId, Tenant, TenantKind,
@@ -36,13 +36,23 @@ struct Account {
 /// What came through the ring, in its order.
 pub(super) enum Word {
     Failed { at: f64, key: Key, ask: Box<Ask> },
-    Retried(Success),
+    Retried { process: ProcessId, success: Success },
+}
+
+impl Word {
+    const fn process(&self) -> ProcessId {
+        match self {
+            Self::Failed { key: (process, _), .. } | Self::Retried { process, .. } => *process,
+        }
+    }
 }
 
 pub(super) struct Asks {
     pub(super) records: Failures,
     overheads: Overheads,
     accounts: BTreeMap<Key, Account>,
+    /// Words that came before their count: a process's wait together, for their order matters.
+    early: Vec<Word>,
 }
 
 impl Default for Asks {
@@ -51,6 +61,7 @@ impl Default for Asks {
             records: Failures::new(Fold::default()),
             overheads: Overheads::default(),
             accounts: BTreeMap::new(),
+            early: Vec::new(),
         }
     }
 }
@@ -171,29 +182,44 @@ impl Asks {
     }
 
     pub(super) fn retried(call: &RetriedCall, gpu: Option<GpuId>, roll: &Roll, clock: Clock) -> Option<Word> {
-        Some(Word::Retried(Success {
+        let success = Success {
             at_unix: clock.unix_of(call.at),
             tenant: roll.of(call.process)?.clone(),
             gpu,
             operation: call.operation,
             bytes: call.bytes,
             freed: None,
-        }))
+        };
+        Some(Word::Retried { process: call.process, success })
     }
 
     /// Tells what was counted since the last tick, by the words that came for it.
     pub(super) fn tell(&mut self, words: Vec<Word>, tick: &Tick<'_>, roll: &Roll, clock: Clock) {
+        let again = std::mem::take(&mut self.early).into_iter().map(|word| (true, word));
+        let words: Vec<(bool, Word)> = again.chain(words.into_iter().map(|word| (false, word))).collect();
         let mut reported: BTreeMap<Key, u64> = BTreeMap::new();
-        for word in &words {
+        for (_, word) in &words {
             if let Word::Failed { key, .. } = word {
                 *reported.entry(*key).or_default() += 1;
             }
         }
         let mut fresh = self.fresh(tick.kernel);
-        for word in words {
+        // What an ended process did is counted to its last.
+        let alive = |id: ProcessId| {
+            tick.kernel.processes.iter().any(|process| process.id == id && process.ended.is_none())
+        };
+        let mut ahead: BTreeSet<ProcessId> = BTreeSet::new();
+        for (again, word) in words {
+            let process = word.process();
             match word {
+                word if ahead.contains(&process) => self.early.push(word),
                 Word::Failed { at, key, ask } => {
                     let left = fresh.entry(key).or_default();
+                    if *left == 0 && !again && alive(process) {
+                        ahead.insert(process);
+                        self.early.push(Word::Failed { at, key, ask });
+                        continue;
+                    }
                     // Those that came too fast to be reported one by one go first, so that the last word is the last.
                     let first = left.saturating_sub(reported.remove(&key).unwrap_or(u64::MAX));
                     let count = first + (*left - first).min(1);
@@ -203,13 +229,15 @@ impl Asks {
                     account.told += count;
                     account.last = Some((at, ask));
                 }
-                Word::Retried(success) => {
+                Word::Retried { success, .. } => {
                     self.records.succeeded(&success);
                 }
             }
         }
         for (key, count) in fresh.into_iter().filter(|(_, count)| *count > 0) {
-            self.tell_unreported(key, count, tick, roll, clock);
+            if !ahead.contains(&key.0) {
+                self.tell_unreported(key, count, tick, roll, clock);
+            }
         }
         let there = |id: ProcessId| tick.kernel.processes.iter().any(|process| process.id == id);
         self.accounts.retain(|(id, _), _| there(*id));

@@ -113,14 +113,15 @@ fn report(second: u32) -> Word {
 }
 
 fn grant(second: u32) -> Word {
-    Word::Retried(Success {
+    let success = Success {
         at_unix: f64::from(second),
         tenant: tenant(),
         gpu: Some(gpu()),
         operation: Operation::MemAlloc,
         bytes: 200 << 30,
         freed: None,
-    })
+    };
+    Word::Retried { process: PROCESS, success }
 }
 
 #[test]
@@ -144,12 +145,30 @@ fn a_report_before_its_count_counts_once() {
 }
 
 #[test]
+fn a_grant_that_comes_before_the_count_of_its_refusal_is_a_near_miss() {
+    let mut node = Node::new();
+    node.tick(0, false, vec![report(1), grant(1)]);
+    assert_eq!(node.told(), None);
+    node.tick(1, false, Vec::new());
+    assert_eq!(node.told(), Some((1, VerdictKind::Impossible, true)));
+}
+
+#[test]
 fn a_report_after_its_count_says_more_and_counts_nothing() {
     let mut node = Node::new();
     node.tick(2, true, Vec::new());
     assert_eq!(node.told(), Some((2, VerdictKind::Unknown, false)), "it has ended: no report is waited for");
     node.tick(2, true, vec![report(1), report(1)]);
     assert_eq!(node.told(), Some((2, VerdictKind::Impossible, false)));
+    let mut node = Node::new();
+    for _ in 0..=PATIENCE {
+        node.tick(1, false, Vec::new());
+    }
+    assert_eq!(node.told(), Some((1, VerdictKind::Unknown, false)));
+    node.tick(1, false, vec![report(1)]);
+    assert_eq!(node.told(), None, "it could be of one that is counted next");
+    node.tick(1, false, Vec::new());
+    assert_eq!(node.told(), Some((1, VerdictKind::Impossible, false)));
 }
 
 #[test]
