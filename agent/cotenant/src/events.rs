@@ -20,7 +20,7 @@ use cotenant_model::{
     blame::{Edge, Share},
     incident::{Incidents, Observation, Rules, Stall, WaitDelta, XidNote},
     kill::{Kill, KillCount},
-    report::SlowCall,
+    report::{FailedCall, RetriedCall, SlowCall},
     sample::{GpuRef, KernelSample},
     view::{EventsView, Feature, FeatureState},
     xid::{PciAddress, Xids},
@@ -106,6 +106,8 @@ pub(crate) struct Events {
     asks: Asks,
     history: History,
     roll: Roll,
+    /// Reports of processes that no sample has shown yet; they wait for one more.
+    unnamed: Vec<Report>,
     xids: Xids,
     /// Faults that were told already.
     told_xid: Option<u64>,
@@ -128,6 +130,7 @@ impl Events {
             asks: Asks::default(),
             history: History::default(),
             roll: Roll::default(),
+            unnamed: Vec::new(),
             xids: Xids::default(),
             told_xid: None,
             places: BTreeMap::new(),
@@ -140,7 +143,8 @@ impl Events {
     pub(crate) fn observe(&mut self, tick: &Tick<'_>) -> EventsView {
         let clock = Clock::now();
         let elapsed = clock.monotonic_ns.saturating_sub(self.before.monotonic_ns) as f64 / 1e9;
-        self.before = clock;
+        // This tick's sample was taken after that: what had happened by then is in it.
+        let sampled_after = std::mem::replace(&mut self.before, clock).monotonic_ns;
         for gpu in &tick.device.gpus {
             if let Some(pci) = PciAddress::parse(&gpu.pci) {
                 self.places.insert(pci, gpu.id.clone());
@@ -151,8 +155,21 @@ impl Events {
         self.asks.calibrate(tick.device, tick.kernel);
         self.witnesses.follow(tick.kernel, tick.tenants, clock);
         let (mut slow, mut words) = (Vec::new(), Vec::new());
-        for reported in &tick.reports {
-            match &reported.report {
+        let unnamed = std::mem::take(&mut self.unnamed);
+        let again = unnamed.iter().map(|report| (report, None));
+        for (report, fresh) in again.chain(tick.reports.iter().map(|of| (&of.report, Some(of)))) {
+            if let (
+                Report::Failed { call: FailedCall { process, .. }, .. }
+                | Report::Retried { call: RetriedCall { process, .. }, .. },
+                Some(_),
+            ) = (report, fresh)
+                && self.roll.of(*process).is_none()
+            {
+                // It is younger than the sample.
+                self.unnamed.push(report.clone());
+                continue;
+            }
+            match report {
                 Report::Failed { gpu, call } => {
                     let gpu = resolve(tick, call.process, *gpu);
                     words.extend(self.asks.failed(call, gpu, tick, (&self.history, &self.roll), clock));
@@ -161,13 +178,17 @@ impl Events {
                     let gpu = resolve(tick, call.process, *gpu);
                     words.extend(Asks::retried(call, gpu, &self.roll, clock));
                 }
-                Report::Killed(thread) => self.witnesses.mark(thread, reported, &self.roll),
+                Report::Killed(thread) => {
+                    if let Some(reported) = fresh {
+                        self.witnesses.mark(thread, reported, &self.roll);
+                    }
+                }
                 Report::Slow { call, .. } => slow.push(call),
             }
         }
         self.asks.tell(words, tick, &self.roll, clock);
         self.read_log(clock);
-        let kills = self.witnesses.settle(tick, clock);
+        let kills = self.witnesses.settle(tick, sampled_after, clock);
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,

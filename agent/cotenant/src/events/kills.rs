@@ -151,10 +151,11 @@ impl Witnesses {
         self.kills.log(clock.monotonic_ns, sequence, line);
     }
 
-    /// Counts the kills that are known for good, and gives one note a victim and shortage.
-    pub(super) fn settle(&mut self, tick: &Tick<'_>, clock: Clock) -> Vec<KillNote> {
+    /// Counts the kills that are known for good, and gives one note a victim and shortage. `by`: a moment before the
+    /// sample was taken, so that a victim of before is in that, or was in one before it.
+    pub(super) fn settle(&mut self, tick: &Tick<'_>, by: u64, clock: Clock) -> Vec<KillNote> {
         let (dying, names, registry) = (&self.dying, &self.names, &self.registry);
-        let settled = self.kills.settle(clock.monotonic_ns, |pid, cgroup| {
+        let settled = self.kills.settle(by, |pid, cgroup| {
             if let Some(dying) = dying.get(&pid) {
                 return dying.tenant(cgroup, names);
             }
