@@ -35,6 +35,8 @@ const MAX_LIBRARIES: usize = 512;
 /// Mappings of libcuda that are looked at in one process; an honest one has one or two.
 const MAX_MAPPED: usize = 64;
 const REAP: Duration = Duration::from_secs(5);
+/// Cgroups whose paths are kept.
+const MAX_CGROUPS: usize = 1024;
 
 struct Watched {
     id: LibraryId,
@@ -56,6 +58,8 @@ pub(crate) struct Discovery {
     published: Arc<ArcSwap<Vec<LibraryState>>>,
     reports: Arc<Mutex<Reports>>,
     libraries: BTreeMap<(u64, u64), Watched>,
+    /// Paths of cgroups in which something was killed.
+    cgroups: BTreeMap<u64, String>,
     next: u32,
     own_pid: u32,
 }
@@ -80,6 +84,7 @@ impl Discovery {
             published,
             reports,
             libraries: BTreeMap::new(),
+            cgroups: BTreeMap::new(),
             next: 0,
             own_pid,
         }
@@ -151,20 +156,37 @@ impl Discovery {
     }
 
     fn pass_on(&mut self, report: Report) {
-        let (mut victim, mut trigger) = (None, None);
-        if let Report::Killed(thread) = &report
-            && let Ok(mut registry) = self.registry.lock()
-        {
-            (victim, trigger) = (registry.look(thread.tgid), registry.look(thread.trigger));
+        let (mut cgroup, mut trigger) = (None, None);
+        if let Report::Killed(thread) = &report {
+            cgroup = self.cgroup(thread.cgroup_id);
+            // A victim that asked for itself is dying, and is named as the victim is.
+            if thread.trigger != thread.tgid
+                && let Ok(mut registry) = self.registry.lock()
+            {
+                trigger = registry.look(thread.trigger);
+            }
         }
         if let Ok(mut reports) = self.reports.lock() {
-            reports.push(Reported { report, victim, trigger });
+            reports.push(Reported { report, cgroup, trigger });
         }
     }
 
     fn look(&self, pid: u32) -> Option<Sight> {
         let seen = self.registry.lock().ok().and_then(|registry| registry.seen(pid));
         self.eyes.as_ref()?.look_again(pid, seen)
+    }
+
+    /// Ids are not used again, so what was found once need not be looked for in a storm of kills.
+    fn cgroup(&mut self, id: u64) -> Option<String> {
+        if let Some(path) = self.cgroups.get(&id) {
+            return Some(path.clone());
+        }
+        let path = self.host.cgroup_by_id(id)?;
+        if self.cgroups.len() >= MAX_CGROUPS {
+            self.cgroups.clear();
+        }
+        self.cgroups.insert(id, path.clone());
+        Some(path)
     }
 
     fn scan(&mut self) {

@@ -4,9 +4,11 @@
 mod failures;
 mod history;
 mod kills;
+mod roll;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -18,18 +20,19 @@ use cotenant_model::{
     blame::{Edge, Share},
     incident::{Incidents, Observation, Rules, Stall, WaitDelta, XidNote},
     kill::{Kill, KillCount},
-    report::SlowCall,
+    report::{FailedCall, RetriedCall, SlowCall},
     sample::{GpuRef, KernelSample},
-    view::EventsView,
+    view::{EventsView, Feature, FeatureState},
     xid::{PciAddress, Xids},
 };
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::{discovery::chain, registry::Registry, reports::Reported, stacks::Stacks};
+use crate::{discovery::chain, features::feature, registry::Registry, reports::Reported, stacks::Stacks};
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
+use roll::Roll;
 
 /// Records of the kernel's log that one tick reads.
 const LOG_RECORDS: usize = 2000;
@@ -84,11 +87,27 @@ impl Default for Story {
     }
 }
 
+/// The kernel's log where the host has it, and what it is to the agent.
+pub(crate) fn open_log(host: &Host, path: &Path) -> (Option<KernelLog>, Feature) {
+    match KernelLog::open(&host.path(&path.to_string_lossy()), Start::End) {
+        Ok(log) => (Some(log), feature("kernel_log", FeatureState::Active, String::new())),
+        Err(error) => {
+            let reason = format!("kills have no limit owner, and Xids are not seen: {}", chain(&error));
+            (None, feature("kernel_log", FeatureState::Broken, reason))
+        }
+    }
+}
+
 pub(crate) struct Events {
     log: Option<KernelLog>,
+    /// Records that were overwritten before they were read.
+    log_lost: u64,
     witnesses: Witnesses,
     asks: Asks,
     history: History,
+    roll: Roll,
+    /// Reports of processes that no sample has shown yet; they wait for one more.
+    unnamed: Vec<Report>,
     xids: Xids,
     /// Faults that were told already.
     told_xid: Option<u64>,
@@ -98,15 +117,20 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn new(host: &Host, registry: Arc<Mutex<Registry>>, story: Arc<Mutex<Story>>) -> Self {
-        let log = host.kernel_log(Start::End).inspect_err(|error| {
-            warn!(error = %chain(error), "the kernel's log is not read: kills have no limit owner, Xids are not seen");
-        });
+    pub(crate) fn new(
+        host: &Host,
+        log: Option<KernelLog>,
+        registry: Arc<Mutex<Registry>>,
+        story: Arc<Mutex<Story>>,
+    ) -> Self {
         Self {
-            log: log.ok(),
+            log,
+            log_lost: 0,
             witnesses: Witnesses::new(host.clone(), registry),
             asks: Asks::default(),
             history: History::default(),
+            roll: Roll::default(),
+            unnamed: Vec::new(),
             xids: Xids::default(),
             told_xid: None,
             places: BTreeMap::new(),
@@ -116,41 +140,60 @@ impl Events {
     }
 
     /// One tick.
-    pub(crate) fn observe(&mut self, tick: Tick<'_>) -> EventsView {
+    pub(crate) fn observe(&mut self, tick: &Tick<'_>) -> EventsView {
         let clock = Clock::now();
         let elapsed = clock.monotonic_ns.saturating_sub(self.before.monotonic_ns) as f64 / 1e9;
-        self.before = clock;
+        // This tick's sample was taken after that: what had happened by then is in it.
+        let sampled_after = std::mem::replace(&mut self.before, clock).monotonic_ns;
         for gpu in &tick.device.gpus {
             if let Some(pci) = PciAddress::parse(&gpu.pci) {
                 self.places.insert(pci, gpu.id.clone());
             }
         }
+        self.roll.advance(tick.tenants, clock);
         let movements = self.history.advance(tick.kernel, tick.tenants, clock);
         self.asks.calibrate(tick.device, tick.kernel);
         self.witnesses.follow(tick.kernel, tick.tenants, clock);
-        let mut slow = Vec::new();
-        for reported in &tick.reports {
-            match &reported.report {
+        let (mut slow, mut words) = (Vec::new(), Vec::new());
+        let unnamed = std::mem::take(&mut self.unnamed);
+        let again = unnamed.iter().map(|report| (report, None));
+        for (report, fresh) in again.chain(tick.reports.iter().map(|of| (&of.report, Some(of)))) {
+            if let (
+                Report::Failed { call: FailedCall { process, .. }, .. }
+                | Report::Retried { call: RetriedCall { process, .. }, .. },
+                Some(_),
+            ) = (report, fresh)
+                && self.roll.of(*process).is_none()
+            {
+                // It is younger than the sample.
+                self.unnamed.push(report.clone());
+                continue;
+            }
+            match report {
                 Report::Failed { gpu, call } => {
-                    let gpu = resolve(&tick, call.process, *gpu);
-                    self.asks.failed(call, gpu, &tick, &self.history, clock);
+                    let gpu = resolve(tick, call.process, *gpu);
+                    words.extend(self.asks.failed(call, gpu, tick, (&self.history, &self.roll), clock));
                 }
                 Report::Retried { gpu, call } => {
-                    let gpu = resolve(&tick, call.process, *gpu);
-                    self.asks.retried(call, gpu, &tick, clock);
+                    let gpu = resolve(tick, call.process, *gpu);
+                    words.extend(Asks::retried(call, gpu, &self.roll, clock));
                 }
-                Report::Killed(thread) => self.witnesses.mark(thread, reported, &tick),
+                Report::Killed(thread) => {
+                    if let Some(reported) = fresh {
+                        self.witnesses.mark(thread, reported, &self.roll);
+                    }
+                }
                 Report::Slow { call, .. } => slow.push(call),
             }
         }
-        self.asks.count(&tick, clock);
+        self.asks.tell(words, tick, &self.roll, clock);
         self.read_log(clock);
-        let kills = self.witnesses.settle(tick.tenants, clock);
+        let kills = self.witnesses.settle(tick, sampled_after, clock);
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,
-            waits: waits(&tick, &slow),
-            stalls: stalls(&tick, clock),
+            waits: waits(tick, &slow),
+            stalls: stalls(tick, clock),
             failures: self.asks.records.drain(clock.unix),
             kills,
             xids: self.fresh_xids(clock),
@@ -185,7 +228,16 @@ impl Events {
                     ((gpu.cloned(), code), (count.count, self.before.unix_of(count.last_ns)))
                 })
                 .collect(),
-            lost: incidents.losses().incidents + incidents.losses().waits + self.asks.records.unfolded(),
+            lost: [
+                incidents.losses().incidents,
+                incidents.losses().waits,
+                self.asks.records.unfolded(),
+                self.witnesses.dropped(),
+                self.xids.uncounted(),
+                self.log_lost,
+            ]
+            .iter()
+            .sum(),
         }
     }
 
@@ -199,6 +251,7 @@ impl Events {
                 return;
             }
         };
+        self.log_lost = log.lost();
         for record in records {
             match record.notice(clock.monotonic_ns) {
                 Some(Notice::Oom(line)) => self.witnesses.log(clock, record.sequence, line),

@@ -4,6 +4,7 @@
 mod config;
 mod discovery;
 mod events;
+mod explain;
 mod features;
 mod identify;
 #[cfg(test)]
@@ -34,6 +35,8 @@ enum Command {
     Run(config::Overrides),
     /// Say whose a process or a cgroup path is, and how that is known.
     Identify(identify::Asked),
+    /// Say in words what happened: ask the agent that runs on this node.
+    Explain(explain::Question),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -51,6 +54,7 @@ enum ConfigCommand {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Explain(question) => return explain::run(&question),
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
         Command::Identify(asked) => identify::identify(&asked),
         Command::Config { command: ConfigCommand::Check { file } } => {

@@ -122,7 +122,7 @@ impl Ticker {
             [only] => Some(only),
             _ => None,
         };
-        let mut events = self.events.observe(Tick {
+        let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
             tenants: by_process,

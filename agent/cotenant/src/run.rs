@@ -15,6 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
 use cotenant_host::Host;
 use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
+use cotenant_model::view::Feature;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -25,7 +26,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     config::{Config, LogFormat, simulated},
     discovery::{Discovery, chain},
-    events::{Events, Story},
+    events::{Events, Story, open_log},
     features,
     node::Ticker,
     registry::Registry,
@@ -77,10 +78,9 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     };
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
-    features.push(namespace);
-    for feature in &features {
-        info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
-    }
+    let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
+    features.extend([namespace, log_feature]);
+    tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
     let published = Arc::new(ArcSwapOption::empty());
@@ -105,7 +105,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
-        events: Events::new(&host, Arc::clone(&registry), Arc::clone(&story)),
+        events: Events::new(&host, kernel_log, Arc::clone(&registry), Arc::clone(&story)),
         reports,
         host,
         reader,
@@ -149,6 +149,12 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served.context("the HTTP server failed")
+}
+
+fn tell(features: &[Feature]) {
+    for feature in features {
+        info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
+    }
 }
 
 fn log(config: &Config) -> Result<()> {

@@ -78,9 +78,10 @@ pub static ENDED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(4096, 0);
 pub static TURNS: LruHashMap<u32, Turns> = LruHashMap::with_max_entries(4096, 0);
 #[map]
 pub static STACKS: StackTrace = StackTrace::with_max_entries(4096, 0);
-/// Threads that were chosen to die for memory. Key: thread id.
+/// Threads that were chosen to die for memory. Key: thread id. One that was ending already when it was chosen is
+/// never reported, so the oldest must be able to go.
 #[map]
-pub static VICTIMS: HashMap<u32, Victim> = HashMap::with_max_entries(4096, 0);
+pub static VICTIMS: LruHashMap<u32, Victim> = LruHashMap::with_max_entries(4096, 0);
 
 /// What the scheduler hooks look at first: a global, for its address is in the instruction.
 pub struct Host(UnsafeCell<HostCalls>);
