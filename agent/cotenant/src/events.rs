@@ -11,6 +11,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use cotenant_export::otlp::Call;
 use cotenant_host::{Host, KernelLog, Notice, Start};
 use cotenant_kernel::{Reader, Report};
 use cotenant_model::{
@@ -26,7 +27,13 @@ use cotenant_model::{
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::{discovery::chain, registry::Registry, reports::Reported, stacks::Stacks};
+use crate::{
+    discovery::chain,
+    registry::Registry,
+    reports::Reported,
+    stacks::Stacks,
+    telemetry::{Slow, Voice},
+};
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
@@ -95,10 +102,16 @@ pub(crate) struct Events {
     places: BTreeMap<PciAddress, GpuId>,
     story: Arc<Mutex<Story>>,
     before: Clock,
+    pub(crate) voice: Voice,
 }
 
 impl Events {
-    pub(crate) fn new(host: &Host, registry: Arc<Mutex<Registry>>, story: Arc<Mutex<Story>>) -> Self {
+    pub(crate) fn new(
+        host: &Host,
+        registry: Arc<Mutex<Registry>>,
+        story: Arc<Mutex<Story>>,
+        voice: Voice,
+    ) -> Self {
         let log = host.kernel_log(Start::End).inspect_err(|error| {
             warn!(error = %chain(error), "the kernel's log is not read: kills have no limit owner, Xids are not seen");
         });
@@ -112,6 +125,7 @@ impl Events {
             places: BTreeMap::new(),
             story,
             before: Clock::now(),
+            voice,
         }
     }
 
@@ -140,7 +154,7 @@ impl Events {
                     self.asks.retried(call, gpu, &tick, clock);
                 }
                 Report::Killed(thread) => self.witnesses.mark(thread, reported, &tick),
-                Report::Slow { call, .. } => slow.push(call),
+                Report::Slow { gpu, call } => slow.push((*gpu, call, reported.victim.as_ref())),
             }
         }
         self.asks.count(&tick, clock);
@@ -149,21 +163,28 @@ impl Events {
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,
-            waits: waits(&tick, &slow),
+            waits: waits(&tick, slow.iter().map(|(_, call, _)| *call)),
             stalls: stalls(&tick, clock),
             failures: self.asks.records.drain(clock.unix),
             kills,
             xids: self.fresh_xids(clock),
             movements,
         };
-        self.judge(&observation)
+        let told = slow.into_iter().map(|(gpu, call, victim)| Slow {
+            call,
+            gpu: resolve(&tick, call.process, gpu),
+            victim,
+        });
+        let calls = self.voice.calls(told, tick.tenants, tick.stacks, clock);
+        self.judge(&observation, calls)
     }
 
-    fn judge(&mut self, observation: &Observation) -> EventsView {
+    fn judge(&mut self, observation: &Observation, calls: Vec<Call>) -> EventsView {
         let Ok(mut story) = self.story.lock() else { return EventsView::default() };
         story.kills.clone_from(&self.witnesses.recent);
         let incidents = &mut story.incidents;
         let changes = incidents.observe(observation);
+        self.voice.tell(incidents, &changes, observation, calls);
         for id in &changes.opened {
             if let Some(incident) = incidents.find(*id) {
                 info!(incident = %id, "{}", cotenant_model::explain::line(&incident));
@@ -186,6 +207,13 @@ impl Events {
                 })
                 .collect(),
             lost: incidents.losses().incidents + incidents.losses().waits + self.asks.records.unfolded(),
+        }
+    }
+
+    /// Before the agent stops.
+    pub(crate) fn farewell(&mut self) {
+        if let Ok(story) = self.story.lock() {
+            self.voice.farewell(&story.incidents, Clock::now().unix);
         }
     }
 
@@ -264,7 +292,7 @@ fn places(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<GpuId> {
     if class == WaitClass::RmApiLock { Vec::new() } else { gpus_of(tick, victim) }
 }
 
-fn waits(tick: &Tick<'_>, slow: &[&SlowCall]) -> Vec<WaitDelta> {
+fn waits<'a>(tick: &'a Tick<'_>, slow: impl Iterator<Item = &'a SlowCall>) -> Vec<WaitDelta> {
     let mut longest: BTreeMap<(&Tenant, Option<&Tenant>), u64> = BTreeMap::new();
     for call in slow {
         let Some(victim) = tick.tenants.get(&call.process) else { continue };

@@ -11,6 +11,7 @@ mod reports;
 mod run;
 mod serve;
 mod stacks;
+mod telemetry;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -32,6 +32,7 @@ use crate::{
     reports::Reports,
     serve::{Shared, router},
     stacks::Stacks,
+    telemetry::Telemetry,
 };
 
 /// How long answers that are under way may take once a stop is asked for.
@@ -78,12 +79,14 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     features.push(namespace);
+    let published = Arc::new(ArcSwapOption::empty());
+    let telemetry = Telemetry::start(config, &published);
+    features.push(telemetry.feature.clone());
     for feature in &features {
         info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
     }
 
     let stop = Arc::new(AtomicBool::new(false));
-    let published = Arc::new(ArcSwapOption::empty());
     let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
@@ -105,7 +108,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
-        events: Events::new(&host, Arc::clone(&registry), Arc::clone(&story)),
+        events: Events::new(&host, Arc::clone(&registry), Arc::clone(&story), telemetry.voice(config)),
         reports,
         host,
         reader,
@@ -146,6 +149,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             warn!("a thread ended in panic");
         }
     }
+    telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served.context("the HTTP server failed")
