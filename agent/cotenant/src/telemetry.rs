@@ -51,7 +51,7 @@ impl Telemetry {
         match Sender::start(&settings, resource.clone(), Box::new(move || views.load_full())) {
             Ok(sender) => {
                 for (signal, target) in &settings.targets {
-                    info!(signal = signal.as_str(), endpoint = %target.endpoint, "OTLP is sent");
+                    info!(signal = signal.as_str(), endpoint = target.place(), "OTLP is sent");
                 }
                 let state = feature(NAME, FeatureState::Active, String::new());
                 Self { feature: state, running: Some((sender, resource)) }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::{Buf, BufMut, Bytes};
-use http::{HeaderValue, Request, Response, StatusCode, Uri, header, uri::PathAndQuery};
+use http::{HeaderValue, Request, Response, StatusCode, header, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as Pool;
@@ -87,8 +87,8 @@ impl Client {
         Ok(Self { signal, target, wire })
     }
 
-    pub(super) fn endpoint(&self) -> &Uri {
-        &self.target.endpoint
+    pub(super) fn place(&self) -> String {
+        self.target.place()
     }
 
     /// Reads the certificates again. Without certificates of its own there is nothing to do.
@@ -99,8 +99,8 @@ impl Client {
         Ok(())
     }
 
-    pub(super) async fn attempt(&mut self, body: &Bytes, limit: Duration) -> Outcome {
-        let limit = self.target.timeout.min(limit);
+    pub(super) async fn attempt(&mut self, body: &Bytes) -> Outcome {
+        let limit = self.target.timeout;
         let (signal, target) = (self.signal, &self.target);
         let exchange = async {
             match &mut self.wire {
@@ -129,7 +129,7 @@ fn wire(target: &Target) -> Result<Wire, ClientError> {
         Protocol::Grpc => {
             // A peer that is gone without a word is found out, also between two exports.
             pool.http2_only(true)
-                .http2_keep_alive_interval(Duration::from_secs(60))
+                .http2_keep_alive_interval(Duration::from_mins(1))
                 .http2_keep_alive_timeout(target.timeout);
             let pool = pool.build(connector.enable_http2().wrap_connector(http));
             let grpc = Grpc::with_origin(pool, target.endpoint.clone()).max_decoding_message_size(MAX_ANSWER);
@@ -329,15 +329,19 @@ fn unreachable(error: &(dyn std::error::Error + 'static)) -> Outcome {
     let mut words = error.to_string();
     let mut next = Some(error);
     while let Some(error) = next {
-        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        if error.is::<rustls::Error>()
-            || inner.is_some_and(<dyn std::error::Error + Send + Sync>::is::<rustls::Error>)
-        {
+        if error.is::<rustls::Error>() {
             failure = Failure::Tls;
         }
-        next = error.source();
+        // An io::Error gives the source of what it wraps as its own, and what it wraps is what we look for.
+        next = match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
         if let Some(cause) = next {
-            words = format!("{words}: {cause}");
+            let cause = cause.to_string();
+            if !words.ends_with(&cause) {
+                words = format!("{words}: {cause}");
+            }
         }
     }
     Outcome::Retry { failure, after: None, words: short(&words) }

@@ -65,7 +65,7 @@ pub(super) fn summary(incident: &Incident) -> Attributes {
         .text("cotenant.incident.state", if incident.state == State::Open { "open" } else { "closed" })
         .words("cotenant.incident.summary", &explain::line(incident))
         .truth("cotenant.incident.host_lock", incident.host_lock)
-        .list("cotenant.incident.gpus", incident.gpus.iter().map(|gpu| gpu.as_str()))
+        .list("cotenant.incident.gpus", incident.gpus.iter().map(cotenant_model::GpuId::as_str))
         .list("cotenant.incident.memory_limits", incident.memory_limits.iter().map(String::as_str))
         .list("cotenant.incident.victims", incident.victims.iter().map(|victim| victim.tenant.name.as_str()))
         .list("cotenant.incident.culprits", incident.culprits.iter().map(|blame| blame.tenant.name.as_str()))

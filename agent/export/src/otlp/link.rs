@@ -54,8 +54,13 @@ impl Stop {
         let _ = self.signal.wait_for(Option::is_some).await;
     }
 
-    fn left(&self) -> Duration {
-        self.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    /// Comes back when there is no time left, never while nobody has asked for a stop.
+    async fn over(mut self) {
+        self.asked().await;
+        match self.deadline() {
+            Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -102,7 +107,14 @@ impl Link {
 
     pub(super) async fn attempt(&mut self, parcel: &Parcel, stop: &Stop) -> Step {
         let outcome = match self.renewed() {
-            Ok(()) => self.client.attempt(&parcel.body, stop.left()).await,
+            Ok(()) => tokio::select! {
+                outcome = self.client.attempt(&parcel.body) => outcome,
+                () = stop.clone().over() => Outcome::Retry {
+                    failure: Failure::Timeout,
+                    after: None,
+                    words: "the agent stopped first".to_owned(),
+                },
+            },
             Err(words) => Outcome::Retry { failure: Failure::Tls, after: None, words },
         };
         match outcome {
@@ -126,7 +138,7 @@ impl Link {
                 if self.failed == 0 {
                     warn!(
                         signal = self.signal.as_str(),
-                        endpoint = %self.client.endpoint(),
+                        endpoint = self.client.place(),
                         reason = failure.as_str(),
                         "OTLP is not delivered, tried again from now on without a word: {words}"
                     );

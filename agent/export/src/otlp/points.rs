@@ -26,7 +26,7 @@ pub(super) fn cut(mut points: &[Point]) -> Vec<&[Point]> {
             bytes <= MAX_BYTES
         };
         let (list, rest) =
-            points.split_at(points.iter().map(|point| fits(point)).take_while(|fits| *fits).count().max(1));
+            points.split_at(points.iter().map(&mut fits).take_while(|fits| *fits).count().max(1));
         lists.push(list);
         points = rest;
     }

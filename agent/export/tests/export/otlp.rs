@@ -4,6 +4,7 @@
 mod content;
 mod sink;
 mod stories;
+mod tls;
 mod trouble;
 
 use std::net::SocketAddr;

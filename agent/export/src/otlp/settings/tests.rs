@@ -127,3 +127,10 @@ fn resource_attributes_are_percent_decoded() {
     assert_eq!(attributes["team"], "ml");
     assert_eq!(attributes["service.name"], "watch");
 }
+
+#[test]
+fn a_password_in_an_address_is_not_shown() {
+    let wishes = Wishes { endpoint: Some("https://user:secret@host:4318".into()), ..Wishes::default() };
+    let settings = resolve(&wishes, &[]).unwrap();
+    assert_eq!(settings.targets[&Signal::Logs].place(), "https://host:4318/v1/logs");
+}

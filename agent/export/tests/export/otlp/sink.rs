@@ -17,6 +17,10 @@ use opentelemetry_proto::tonic::metrics::v1::Metric;
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::server::{Router, TcpIncoming};
 use tonic::{Code, Request, Status};
@@ -107,7 +111,26 @@ impl Sink {
         address
     }
 
-    pub(crate) fn http_on(&self, listener: tokio::net::TcpListener) {
+    pub(crate) async fn https(&self, certificate: &str, key: &str) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        self.http_on(Tls(listener, TlsAcceptor::from(Arc::new(config))));
+        address
+    }
+
+    pub(crate) fn http_on<L>(&self, listener: L)
+    where
+        L: axum::serve::Listener<Addr = SocketAddr>,
+    {
         let app = axum::Router::new()
             .route("/v1/{signal}", axum::routing::post(take_http))
             .layer(axum::extract::DefaultBodyLimit::max(4 << 20))
@@ -143,6 +166,27 @@ impl Sink {
         // The listener is bound: a client can connect from now on.
         tokio::task::yield_now().await;
         address
+    }
+}
+
+/// A listener that shakes hands first. Who does not is let go.
+struct Tls(tokio::net::TcpListener, TlsAcceptor);
+
+impl axum::serve::Listener for Tls {
+    type Io = TlsStream<tokio::net::TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (stream, peer) = self.0.accept().await.unwrap();
+            if let Ok(stream) = self.1.accept(stream).await {
+                return (stream, peer);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
     }
 }
 
