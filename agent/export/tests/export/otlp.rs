@@ -2,6 +2,7 @@
 //! Refuses a network of its own: everything is on the loopback, and the outages are real refusals.
 
 mod content;
+mod real;
 mod sink;
 mod stories;
 mod tls;

@@ -62,7 +62,7 @@ impl Stage {
     }
 }
 
-fn waits(seconds: f64) -> Vec<WaitDelta> {
+pub(super) fn waits(seconds: f64) -> Vec<WaitDelta> {
     vec![WaitDelta {
         victim: victim(),
         culprit: Culprit::Tenant(culprit()),
@@ -75,7 +75,7 @@ fn waits(seconds: f64) -> Vec<WaitDelta> {
     }]
 }
 
-fn call(start: f64, seconds: f64) -> Call {
+pub(super) fn call(start: f64, seconds: f64) -> Call {
     Call {
         victim: victim(),
         pid: 4242,
