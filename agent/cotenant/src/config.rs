@@ -13,6 +13,8 @@ use clap::Args;
 use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
+use crate::telemetry::config::Otlp;
+
 /// Every key with its comment, as shipped.
 pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
 const DEFAULT_FILE: &str = "/etc/cotenant/cotenant.toml";
@@ -43,6 +45,7 @@ pub(crate) struct Config {
     pub(crate) tenants: Tenants,
     pub(crate) waits: Waits,
     pub(crate) events: Events,
+    pub(crate) otlp: Otlp,
     pub(crate) log: Log,
 }
 
@@ -223,7 +226,8 @@ fn parse(text: &str) -> Result<Config> {
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { agent, kernel, nvml, tenants, events, .. } = config;
+    let Config { agent, kernel, nvml, tenants, events, otlp, .. } = config;
+    otlp.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
         bail!(

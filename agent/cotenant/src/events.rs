@@ -13,6 +13,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use cotenant_export::otlp::Call;
 use cotenant_host::{Host, KernelLog, Notice, Start};
 use cotenant_kernel::{Reader, Report};
 use cotenant_model::{
@@ -28,7 +29,14 @@ use cotenant_model::{
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::{discovery::chain, features::feature, registry::Registry, reports::Reported, stacks::Stacks};
+use crate::{
+    discovery::chain,
+    features::feature,
+    registry::Registry,
+    reports::Reported,
+    stacks::Stacks,
+    telemetry::{Slow, Voice},
+};
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
@@ -114,6 +122,7 @@ pub(crate) struct Events {
     places: BTreeMap<PciAddress, GpuId>,
     story: Arc<Mutex<Story>>,
     before: Clock,
+    pub(crate) voice: Voice,
 }
 
 impl Events {
@@ -122,6 +131,7 @@ impl Events {
         log: Option<KernelLog>,
         registry: Arc<Mutex<Registry>>,
         story: Arc<Mutex<Story>>,
+        voice: Voice,
     ) -> Self {
         Self {
             log,
@@ -136,6 +146,7 @@ impl Events {
             places: BTreeMap::new(),
             story,
             before: Clock::now(),
+            voice,
         }
     }
 
@@ -183,7 +194,7 @@ impl Events {
                         self.witnesses.mark(thread, reported, &self.roll);
                     }
                 }
-                Report::Slow { call, .. } => slow.push(call),
+                Report::Slow { gpu, call } => slow.push((*gpu, call)),
             }
         }
         self.asks.tell(words, tick, &self.roll, clock);
@@ -192,21 +203,29 @@ impl Events {
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,
-            waits: waits(tick, &slow),
+            waits: waits(tick, slow.iter().map(|(_, call)| *call)),
             stalls: stalls(tick, clock),
             failures: self.asks.records.drain(clock.unix),
             kills,
             xids: self.fresh_xids(clock),
             movements,
         };
-        self.judge(&observation)
+        let roll = &self.roll;
+        let told = slow.into_iter().map(|(gpu, call)| Slow {
+            call,
+            gpu: resolve(tick, call.process, gpu),
+            victim: roll.of(call.process),
+        });
+        let calls = self.voice.calls(told, tick.tenants, tick.stacks, clock);
+        self.judge(&observation, calls)
     }
 
-    fn judge(&mut self, observation: &Observation) -> EventsView {
+    fn judge(&mut self, observation: &Observation, calls: Vec<Call>) -> EventsView {
         let Ok(mut story) = self.story.lock() else { return EventsView::default() };
         story.kills.clone_from(&self.witnesses.recent);
         let incidents = &mut story.incidents;
         let changes = incidents.observe(observation);
+        self.voice.tell(incidents, &changes, observation, calls);
         for id in &changes.opened {
             if let Some(incident) = incidents.find(*id) {
                 info!(incident = %id, "{}", cotenant_model::explain::line(&incident));
@@ -238,6 +257,13 @@ impl Events {
             ]
             .iter()
             .sum(),
+        }
+    }
+
+    /// Before the agent stops.
+    pub(crate) fn farewell(&mut self) {
+        if let Ok(story) = self.story.lock() {
+            self.voice.farewell(&story.incidents, Clock::now().unix);
         }
     }
 
@@ -317,7 +343,7 @@ fn places(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<GpuId> {
     if class == WaitClass::RmApiLock { Vec::new() } else { gpus_of(tick, victim) }
 }
 
-fn waits(tick: &Tick<'_>, slow: &[&SlowCall]) -> Vec<WaitDelta> {
+fn waits<'a>(tick: &'a Tick<'_>, slow: impl Iterator<Item = &'a SlowCall>) -> Vec<WaitDelta> {
     let mut longest: BTreeMap<(&Tenant, Option<&Tenant>), u64> = BTreeMap::new();
     for call in slow {
         let Some(victim) = tick.tenants.get(&call.process) else { continue };

@@ -16,6 +16,7 @@ mod restraint;
 mod run;
 mod serve;
 mod stacks;
+mod telemetry;
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -81,6 +81,7 @@ impl Ticker {
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
         }
+        self.events.farewell();
     }
 
     fn tick(&mut self, state: &mut State, retention: Duration) -> View {
@@ -231,6 +232,7 @@ impl Ticker {
             blame_folded: 0,
             holder_candidates: Vec::new(),
             probe_cost_seconds: None,
+            otlp: self.events.voice.view(),
         }
     }
 

@@ -33,6 +33,7 @@ use crate::{
     reports::Reports,
     serve::{Shared, router},
     stacks::Stacks,
+    telemetry::Telemetry,
 };
 
 /// How long answers that are under way may take once a stop is asked for.
@@ -80,10 +81,12 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
     features.extend([namespace, log_feature]);
+    let published = Arc::new(ArcSwapOption::empty());
+    let telemetry = Telemetry::start(config, &published);
+    features.push(telemetry.feature.clone());
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let published = Arc::new(ArcSwapOption::empty());
     let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
@@ -105,7 +108,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
-        events: Events::new(&host, kernel_log, Arc::clone(&registry), Arc::clone(&story)),
+        events: Events::new(
+            &host,
+            kernel_log,
+            Arc::clone(&registry),
+            Arc::clone(&story),
+            telemetry.voice(config),
+        ),
         reports,
         host,
         reader,
@@ -146,6 +155,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             warn!("a thread ended in panic");
         }
     }
+    telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served.context("the HTTP server failed")
