@@ -21,6 +21,14 @@ fn ticks() -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
+/// Whether a sender's thread is alive.
+fn sending() -> bool {
+    let mut tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.any(|task| {
+        std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|name| name == "otlp\n")
+    })
+}
+
 /// A node of 20 tenants whose receiver refuses: with a collection every four seconds, fifteen times as often as by default, and
 /// the agent's own pauses.
 #[test]
@@ -46,7 +54,7 @@ fn c112_a_receiver_that_is_away_costs_no_cpu() {
         Some(Arc::new(view))
     };
     let resource = Resource::new(Host::default(), "0.1.0", BTreeMap::new());
-    let sender = Sender::start(&settings, resource, Box::new(source)).unwrap();
+    let sender = Sender::start(&settings, resource.clone(), Box::new(source)).unwrap();
     std::thread::sleep(Duration::from_secs(2));
     let (before, begun) = (ticks(), Instant::now());
     std::thread::sleep(Duration::from_secs(8));
@@ -64,4 +72,13 @@ fn c112_a_receiver_that_is_away_costs_no_cpu() {
     let begun = Instant::now();
     sender.stop();
     assert!(begun.elapsed() < Duration::from_millis(2500));
+    assert!(!sending(), "the thread is gone");
+
+    // One that is dropped without a stop goes as well, at once.
+    let dropped = Sender::start(&settings, resource, Box::new(|| None)).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(sending());
+    drop(dropped);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!sending(), "the thread is gone");
 }

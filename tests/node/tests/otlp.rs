@@ -150,14 +150,14 @@ fn c112_figures_and_events_reach_a_receiver_that_was_away() -> Result<()> {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 
     receiver.answer()?;
-    let received = receiver.received.clone();
-    until("the tenant's memory", || live(&received, &label) == Some(5 << 20))?;
-    let records = || received.records.lock().map(|records| records.clone()).unwrap_or_default();
+    let got = receiver.received.clone();
+    until("the tenant's memory", || live(&got, &label) == Some(5 << 20))?;
+    let records = || got.records.lock().map(|records| records.clone()).unwrap_or_default();
     let event = |name: &str| records().into_iter().find(|record| record.event_name == name);
     until("the refusal", || event("cotenant.allocation_failure").is_some())?;
     until("the incident", || event("cotenant.incident.opened").is_some())?;
     let opened = event("cotenant.incident.opened").context("seen above")?;
-    let spans = || received.spans.lock().map(|spans| spans.clone()).unwrap_or_default();
+    let spans = || got.spans.lock().map(|spans| spans.clone()).unwrap_or_default();
     until("the incident as it stands", || spans().iter().any(|span| span.trace_id == opened.trace_id))?;
     let refusal = event("cotenant.allocation_failure").context("seen above")?;
     assert_eq!(attribute(&refusal.attributes, "cotenant.tenant"), Some(label.as_str()));

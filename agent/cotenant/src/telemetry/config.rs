@@ -108,3 +108,48 @@ impl Otlp {
         self.settings(&|_| None).map(|_| ()).context("[otlp]")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::COMMENTED;
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct File {
+        otlp: Otlp,
+    }
+
+    /// The examples of the commented file, which stand for no default.
+    #[test]
+    fn the_commented_file_names_every_key_that_has_no_default() {
+        let from = COMMENTED.find("[otlp]").expect("the section");
+        let section = COMMENTED[from..].split("\n[").next().unwrap_or_default();
+        let text: String = section
+            .lines()
+            .map(|line| match line.strip_prefix('#') {
+                Some(key) if key.contains(" = ") && !key.starts_with(' ') => format!("{key}\n"),
+                Some(_) => String::new(),
+                None => format!("{line}\n"),
+            })
+            .collect();
+        let File { otlp } = toml::from_str(&text).expect("the examples are valid");
+        otlp.check().expect("the examples are allowed");
+        let shown = format!("{otlp:?}");
+        assert!(!shown.contains(": None"), "every key has its example: {shown}");
+    }
+
+    #[test]
+    fn values_that_cannot_be_say_what_can() {
+        for (text, word) in [
+            ("interval = \"10ms\"", "once a second"),
+            ("queue_bytes = 10", "65536"),
+            ("protocol = \"http/json\"", "http/protobuf"),
+            ("endpoint = \"collector:4318\"", "http://collector:4318"),
+        ] {
+            let File { otlp } = toml::from_str(&format!("[otlp]\n{text}\n")).expect("valid TOML");
+            let error = format!("{:#}", otlp.check().expect_err(text));
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -45,8 +45,10 @@ impl Stop {
         Self { signal }
     }
 
+    /// A sender that was dropped leaves no time at all.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        *self.signal.borrow()
+        let asked = *self.signal.borrow();
+        asked.or_else(|| self.signal.has_changed().is_err().then(Instant::now))
     }
 
     /// Comes back when the agent stops, also when nobody is left who could say so.
