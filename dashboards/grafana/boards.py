@@ -680,7 +680,7 @@ def incident():
             "Incidents by kind",
             "Incidents that began or took this name, at each step.",
             "short",
-            query(f"sum by (kind) (increase(cotenant_incidents_total{{{ON_NODES}}}[$__rate_interval])) > 0", "{{kind}}"),
+            query(f"sum by (kind) (increase(cotenant_incidents_total{{{ON_NODES}}}[$__rate_interval]))", "{{kind}}"),
             stack=True,
             bars=True,
             width=6,
