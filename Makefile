@@ -55,13 +55,12 @@ run: ## Build the agent optimised and run it on this host (root)
 	cargo build --locked --release -p cotenant
 	target/release/cotenant run $(ARGS)
 
-test: build sim ebpf-objects ## Run every test (root)
+test: build sim ebpf-objects test-exports ## Run every test (root)
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		set -x; cargo nextest run --locked --workspace; \
 	else \
 		set -x; cargo test --locked --workspace; \
 	fi
-	@$(MAKE) --no-print-directory test-exports
 
 # Grafana's types come from npm, where there is one; without them that one check is skipped and says so.
 test-exports: build sim ## Test boards, rules and alerts with a real Prometheus and Alertmanager (root)

@@ -47,6 +47,7 @@ wanted_packages() {
     has curl || echo curl
     [ -d /etc/ssl/certs ] || echo ca-certificates
     has promtool || echo prometheus
+    has go || echo golang-go gcc libc6-dev
     has amtool || echo prometheus-alertmanager
     parses_openmetrics || python3 -m pip --version >/dev/null 2>&1 || echo python3 python3-pip
     compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf

@@ -13,6 +13,8 @@ use clap::Args;
 use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
+use crate::telemetry::config::Otlp;
+
 /// Every key with its comment, as shipped.
 pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
 const DEFAULT_FILE: &str = "/etc/cotenant/cotenant.toml";
@@ -42,6 +44,8 @@ pub(crate) struct Config {
     pub(crate) nvml: Nvml,
     pub(crate) tenants: Tenants,
     pub(crate) waits: Waits,
+    pub(crate) events: Events,
+    pub(crate) otlp: Otlp,
     pub(crate) log: Log,
 }
 
@@ -115,6 +119,13 @@ impl Waits {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+pub(crate) struct Events {
+    /// Below `agent.root`.
+    pub(crate) kernel_log: PathBuf,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Log {
     pub(crate) level: String,
     pub(crate) format: LogFormat,
@@ -171,6 +182,12 @@ impl Default for Waits {
     }
 }
 
+impl Default for Events {
+    fn default() -> Self {
+        Self { kernel_log: PathBuf::from("/dev/kmsg") }
+    }
+}
+
 impl Default for Log {
     fn default() -> Self {
         Self { level: "info".to_owned(), format: LogFormat::Text }
@@ -209,7 +226,8 @@ fn parse(text: &str) -> Result<Config> {
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { agent, kernel, nvml, tenants, .. } = config;
+    let Config { agent, kernel, nvml, tenants, events, otlp, .. } = config;
+    otlp.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
         bail!(
@@ -235,6 +253,12 @@ fn check(config: &Config) -> Result<()> {
         if !(64..=most).contains(&value) {
             bail!("kernel.{key} is {value}: allowed are 64 to {most}");
         }
+    }
+    if !events.kernel_log.is_absolute() {
+        bail!(
+            "events.kernel_log is {}: a path from the root is wanted, such as /dev/kmsg",
+            events.kernel_log.display()
+        );
     }
     if tenants.max == 0 {
         bail!("tenants.max is 0: every tenant would be \"other\"; allowed is 1 and more");
@@ -277,6 +301,7 @@ mod tests {
             ("[kernel]\npointers = 1\n", "64 to"),
             ("[tenants]\nmax = 0\n", "1 and more"),
             ("[nvml]\ndeadline = \"0s\"\n", "2s"),
+            ("[events]\nkernel_log = \"kmsg\"\n", "/dev/kmsg"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(word), "{error}");

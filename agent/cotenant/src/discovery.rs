@@ -20,7 +20,7 @@ use cotenant_model::sample::LibraryState;
 use tracing::{debug, info, warn};
 
 use crate::{
-    registry::Registry,
+    registry::{Eyes, Registry, Sight},
     reports::{Reported, Reports},
 };
 
@@ -35,6 +35,8 @@ const MAX_LIBRARIES: usize = 512;
 /// Mappings of libcuda that are looked at in one process; an honest one has one or two.
 const MAX_MAPPED: usize = 64;
 const REAP: Duration = Duration::from_secs(5);
+/// Cgroups whose paths are kept.
+const MAX_CGROUPS: usize = 1024;
 
 struct Watched {
     id: LibraryId,
@@ -51,9 +53,13 @@ pub(crate) struct Discovery {
     watcher: Watcher,
     probes: Probes,
     registry: Arc<Mutex<Registry>>,
+    /// Processes are looked at with these while the registry is free for the tick.
+    eyes: Option<Eyes>,
     published: Arc<ArcSwap<Vec<LibraryState>>>,
     reports: Arc<Mutex<Reports>>,
     libraries: BTreeMap<(u64, u64), Watched>,
+    /// Paths of cgroups in which something was killed.
+    cgroups: BTreeMap<u64, String>,
     next: u32,
     own_pid: u32,
 }
@@ -68,14 +74,17 @@ impl Discovery {
         reports: Arc<Mutex<Reports>>,
     ) -> Self {
         let own_pid = std::process::id();
+        let eyes = registry.lock().ok().map(|registry| registry.eyes());
         Self {
             host,
             watcher,
             probes,
             registry,
+            eyes,
             published,
             reports,
             libraries: BTreeMap::new(),
+            cgroups: BTreeMap::new(),
             next: 0,
             own_pid,
         }
@@ -130,8 +139,9 @@ impl Discovery {
     fn react(&mut self, happening: &Happening) {
         match *happening {
             Happening::ProcessSeen { id, tgid, cgroup_id } => {
+                let sight = self.look(tgid);
                 if let Ok(mut registry) = self.registry.lock() {
-                    registry.meet(id, tgid, cgroup_id);
+                    registry.meet(id, tgid, cgroup_id, sight);
                 }
             }
             // Nothing is let go on a tenant's word: both stay attached, and a call counts once all the same.
@@ -146,15 +156,37 @@ impl Discovery {
     }
 
     fn pass_on(&mut self, report: Report) {
-        let (mut victim, mut trigger) = (None, None);
-        if let Report::Killed(thread) = &report
-            && let Ok(mut registry) = self.registry.lock()
-        {
-            (victim, trigger) = (registry.look(thread.tgid), registry.look(thread.trigger));
+        let (mut cgroup, mut trigger) = (None, None);
+        if let Report::Killed(thread) = &report {
+            cgroup = self.cgroup(thread.cgroup_id);
+            // A victim that asked for itself is dying, and is named as the victim is.
+            if thread.trigger != thread.tgid
+                && let Ok(mut registry) = self.registry.lock()
+            {
+                trigger = registry.look(thread.trigger);
+            }
         }
         if let Ok(mut reports) = self.reports.lock() {
-            reports.push(Reported { report, victim, trigger });
+            reports.push(Reported { report, cgroup, trigger });
         }
+    }
+
+    fn look(&self, pid: u32) -> Option<Sight> {
+        let seen = self.registry.lock().ok().and_then(|registry| registry.seen(pid));
+        self.eyes.as_ref()?.look_again(pid, seen)
+    }
+
+    /// Ids are not used again, so what was found once need not be looked for in a storm of kills.
+    fn cgroup(&mut self, id: u64) -> Option<String> {
+        if let Some(path) = self.cgroups.get(&id) {
+            return Some(path.clone());
+        }
+        let path = self.host.cgroup_by_id(id)?;
+        if self.cgroups.len() >= MAX_CGROUPS {
+            self.cgroups.clear();
+        }
+        self.cgroups.insert(id, path.clone());
+        Some(path)
     }
 
     fn scan(&mut self) {
@@ -187,8 +219,9 @@ impl Discovery {
                 Err(error) => warn!(pid, error = %chain(&error), "a libcuda cannot be probed"),
             }
         }
+        let sight = self.look(pid);
         if let Ok(mut registry) = self.registry.lock() {
-            registry.foresee(pid, witnessed.then_some(start));
+            registry.foresee(pid, sight, witnessed.then_some(start));
         }
     }
 
@@ -279,8 +312,11 @@ impl Discovery {
             }
             !idle
         });
+        let running = self.registry.lock().map(|registry| registry.running()).unwrap_or_default();
+        let dead: Vec<(u32, u64)> =
+            running.into_iter().filter(|(pid, start)| !self.host.alive(*pid, *start)).collect();
         if let Ok(mut registry) = self.registry.lock() {
-            registry.prune();
+            registry.bury(&dead);
         }
         self.publish();
     }

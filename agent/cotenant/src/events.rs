@@ -4,13 +4,16 @@
 mod failures;
 mod history;
 mod kills;
+mod roll;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use cotenant_export::otlp::Call;
 use cotenant_host::{Host, KernelLog, Notice, Start};
 use cotenant_kernel::{Reader, Report};
 use cotenant_model::{
@@ -18,18 +21,26 @@ use cotenant_model::{
     blame::{Edge, Share},
     incident::{Incidents, Observation, Rules, Stall, WaitDelta, XidNote},
     kill::{Kill, KillCount},
-    report::SlowCall,
+    report::{FailedCall, RetriedCall, SlowCall},
     sample::{GpuRef, KernelSample},
-    view::EventsView,
+    view::{EventsView, Feature, FeatureState},
     xid::{PciAddress, Xids},
 };
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
-use crate::{discovery::chain, registry::Registry, reports::Reported, stacks::Stacks};
+use crate::{
+    discovery::chain,
+    features::feature,
+    registry::Registry,
+    reports::Reported,
+    stacks::Stacks,
+    telemetry::{Slow, Voice},
+};
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
+use roll::Roll;
 
 /// Records of the kernel's log that one tick reads.
 const LOG_RECORDS: usize = 2000;
@@ -84,86 +95,137 @@ impl Default for Story {
     }
 }
 
+/// The kernel's log where the host has it, and what it is to the agent.
+pub(crate) fn open_log(host: &Host, path: &Path) -> (Option<KernelLog>, Feature) {
+    match KernelLog::open(&host.path(&path.to_string_lossy()), Start::End) {
+        Ok(log) => (Some(log), feature("kernel_log", FeatureState::Active, String::new())),
+        Err(error) => {
+            let reason = format!("kills have no limit owner, and Xids are not seen: {}", chain(&error));
+            (None, feature("kernel_log", FeatureState::Broken, reason))
+        }
+    }
+}
+
 pub(crate) struct Events {
     log: Option<KernelLog>,
+    /// Records that were overwritten before they were read.
+    log_lost: u64,
     witnesses: Witnesses,
     asks: Asks,
     history: History,
+    roll: Roll,
+    /// Reports of processes that no sample has shown yet; they wait for one more.
+    unnamed: Vec<Report>,
     xids: Xids,
     /// Faults that were told already.
     told_xid: Option<u64>,
     places: BTreeMap<PciAddress, GpuId>,
     story: Arc<Mutex<Story>>,
     before: Clock,
+    pub(crate) voice: Voice,
 }
 
 impl Events {
-    pub(crate) fn new(host: &Host, registry: Arc<Mutex<Registry>>, story: Arc<Mutex<Story>>) -> Self {
-        let log = host.kernel_log(Start::End).inspect_err(|error| {
-            warn!(error = %chain(error), "the kernel's log is not read: kills have no limit owner, Xids are not seen");
-        });
+    pub(crate) fn new(
+        host: &Host,
+        log: Option<KernelLog>,
+        registry: Arc<Mutex<Registry>>,
+        story: Arc<Mutex<Story>>,
+        voice: Voice,
+    ) -> Self {
         Self {
-            log: log.ok(),
+            log,
+            log_lost: 0,
             witnesses: Witnesses::new(host.clone(), registry),
             asks: Asks::default(),
             history: History::default(),
+            roll: Roll::default(),
+            unnamed: Vec::new(),
             xids: Xids::default(),
             told_xid: None,
             places: BTreeMap::new(),
             story,
             before: Clock::now(),
+            voice,
         }
     }
 
     /// One tick.
-    pub(crate) fn observe(&mut self, tick: Tick<'_>) -> EventsView {
+    pub(crate) fn observe(&mut self, tick: &Tick<'_>) -> EventsView {
         let clock = Clock::now();
         let elapsed = clock.monotonic_ns.saturating_sub(self.before.monotonic_ns) as f64 / 1e9;
-        self.before = clock;
+        // This tick's sample was taken after that: what had happened by then is in it.
+        let sampled_after = std::mem::replace(&mut self.before, clock).monotonic_ns;
         for gpu in &tick.device.gpus {
             if let Some(pci) = PciAddress::parse(&gpu.pci) {
                 self.places.insert(pci, gpu.id.clone());
             }
         }
+        self.roll.advance(tick.tenants, clock);
         let movements = self.history.advance(tick.kernel, tick.tenants, clock);
         self.asks.calibrate(tick.device, tick.kernel);
         self.witnesses.follow(tick.kernel, tick.tenants, clock);
-        let mut slow = Vec::new();
-        for reported in &tick.reports {
-            match &reported.report {
+        let (mut slow, mut words) = (Vec::new(), Vec::new());
+        let unnamed = std::mem::take(&mut self.unnamed);
+        let again = unnamed.iter().map(|report| (report, None));
+        for (report, fresh) in again.chain(tick.reports.iter().map(|of| (&of.report, Some(of)))) {
+            if let (
+                Report::Failed { call: FailedCall { process, .. }, .. }
+                | Report::Retried { call: RetriedCall { process, .. }, .. },
+                Some(_),
+            ) = (report, fresh)
+                && self.roll.of(*process).is_none()
+            {
+                // It is younger than the sample.
+                self.unnamed.push(report.clone());
+                continue;
+            }
+            match report {
                 Report::Failed { gpu, call } => {
-                    let gpu = resolve(&tick, call.process, *gpu);
-                    self.asks.failed(call, gpu, &tick, &self.history, clock);
+                    let gpu = resolve(tick, call.process, *gpu);
+                    words.extend(self.asks.failed(call, gpu, tick, (&self.history, &self.roll), clock));
                 }
                 Report::Retried { gpu, call } => {
-                    let gpu = resolve(&tick, call.process, *gpu);
-                    self.asks.retried(call, gpu, &tick, clock);
+                    let gpu = resolve(tick, call.process, *gpu);
+                    words.extend(Asks::retried(call, gpu, &self.roll, clock));
                 }
-                Report::Killed(thread) => self.witnesses.mark(thread, reported, &tick),
-                Report::Slow { call, .. } => slow.push(call),
+                Report::Killed(thread) => {
+                    if let Some(reported) = fresh {
+                        self.witnesses.mark(thread, reported, &self.roll);
+                    }
+                }
+                Report::Slow { gpu, call } => slow.push((*gpu, call)),
             }
         }
-        self.asks.count(&tick, clock);
+        self.asks.tell(words, tick, &self.roll, clock);
         self.read_log(clock);
-        let kills = self.witnesses.settle(tick.tenants, clock);
+        let kills = self.witnesses.settle(tick, sampled_after, clock);
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,
-            waits: waits(&tick, &slow),
-            stalls: stalls(&tick, clock),
+            waits: waits(tick, slow.iter().map(|(_, call)| *call)),
+            stalls: stalls(tick, clock),
             failures: self.asks.records.drain(clock.unix),
             kills,
             xids: self.fresh_xids(clock),
             movements,
         };
-        self.judge(&observation)
+        let roll = &self.roll;
+        let told = slow.into_iter().map(|(gpu, call)| Slow {
+            call,
+            gpu: resolve(tick, call.process, gpu),
+            victim: roll.of(call.process),
+        });
+        let calls = self.voice.calls(told, tick.tenants, tick.stacks, clock);
+        self.judge(&observation, calls)
     }
 
-    fn judge(&mut self, observation: &Observation) -> EventsView {
+    fn judge(&mut self, observation: &Observation, calls: Vec<Call>) -> EventsView {
         let Ok(mut story) = self.story.lock() else { return EventsView::default() };
         story.kills.clone_from(&self.witnesses.recent);
         let incidents = &mut story.incidents;
         let changes = incidents.observe(observation);
+        self.voice.tell(incidents, &changes, observation, calls);
         for id in &changes.opened {
             if let Some(incident) = incidents.find(*id) {
                 info!(incident = %id, "{}", cotenant_model::explain::line(&incident));
@@ -185,7 +247,23 @@ impl Events {
                     ((gpu.cloned(), code), (count.count, self.before.unix_of(count.last_ns)))
                 })
                 .collect(),
-            lost: incidents.losses().incidents + incidents.losses().waits + self.asks.records.unfolded(),
+            lost: [
+                incidents.losses().incidents,
+                incidents.losses().waits,
+                self.asks.records.unfolded(),
+                self.witnesses.dropped(),
+                self.xids.uncounted(),
+                self.log_lost,
+            ]
+            .iter()
+            .sum(),
+        }
+    }
+
+    /// Before the agent stops.
+    pub(crate) fn farewell(&mut self) {
+        if let Ok(story) = self.story.lock() {
+            self.voice.farewell(&story.incidents, Clock::now().unix);
         }
     }
 
@@ -199,6 +277,7 @@ impl Events {
                 return;
             }
         };
+        self.log_lost = log.lost();
         for record in records {
             match record.notice(clock.monotonic_ns) {
                 Some(Notice::Oom(line)) => self.witnesses.log(clock, record.sequence, line),
@@ -264,7 +343,7 @@ fn places(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<GpuId> {
     if class == WaitClass::RmApiLock { Vec::new() } else { gpus_of(tick, victim) }
 }
 
-fn waits(tick: &Tick<'_>, slow: &[&SlowCall]) -> Vec<WaitDelta> {
+fn waits<'a>(tick: &'a Tick<'_>, slow: impl Iterator<Item = &'a SlowCall>) -> Vec<WaitDelta> {
     let mut longest: BTreeMap<(&Tenant, Option<&Tenant>), u64> = BTreeMap::new();
     for call in slow {
         let Some(victim) = tick.tenants.get(&call.process) else { continue };

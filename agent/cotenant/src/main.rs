@@ -4,13 +4,19 @@
 mod config;
 mod discovery;
 mod events;
+mod explain;
 mod features;
+mod identify;
+#[cfg(test)]
+mod layouts;
 mod node;
 mod registry;
 mod reports;
+mod restraint;
 mod run;
 mod serve;
 mod stacks;
+mod telemetry;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -28,6 +34,10 @@ struct Arguments {
 enum Command {
     /// Run the agent: watch the CUDA driver on this node and serve what it sees.
     Run(config::Overrides),
+    /// Say whose a process or a cgroup path is, and how that is known.
+    Identify(identify::Asked),
+    /// Say in words what happened: ask the agent that runs on this node.
+    Explain(explain::Question),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -45,7 +55,9 @@ enum ConfigCommand {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Explain(question) => return explain::run(&question),
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
+        Command::Identify(asked) => identify::identify(&asked),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))
         }

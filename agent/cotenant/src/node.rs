@@ -16,7 +16,7 @@ use cotenant_export::{Guard, Limits};
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Names, Node, Tenant,
+    Absence, DeviceSample, GpuId, Names, Node, Tenant, TenantKind,
     sample::{KernelSample, LibraryState},
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
 };
@@ -29,6 +29,7 @@ use crate::{
     features::feature,
     registry::{Registry, Resolved},
     reports::Reports,
+    restraint::Restraint,
     stacks::Stacks,
 };
 
@@ -57,6 +58,7 @@ struct State {
     cost: Duration,
     /// The tenants of NVML's PIDs, and the poll they belong to.
     listed: (Option<Duration>, BTreeMap<u32, Tenant>),
+    restraint: Restraint,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
 }
@@ -69,6 +71,7 @@ impl Ticker {
             known: Vec::new(),
             cost: Duration::ZERO,
             listed: (None, BTreeMap::new()),
+            restraint: Restraint::default(),
             holders: (Duration::ZERO, Vec::new()),
         };
         while !stop.load(Ordering::Relaxed) {
@@ -78,6 +81,7 @@ impl Ticker {
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
         }
+        self.events.farewell();
     }
 
     fn tick(&mut self, state: &mut State, retention: Duration) -> View {
@@ -109,13 +113,17 @@ impl Ticker {
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
         let step = state.node.advance(&kernel, &device, names, now, retention);
+        if let Some(device) = &self.device {
+            let agent = Tenant::plain(TenantKind::System, "cotenant");
+            device.hold_back(state.restraint.weigh(&agent, &step.fresh_blame, now));
+        }
         let (reports, unfetched) =
             self.reports.lock().map(|mut reports| (reports.fetch(), reports.dropped())).unwrap_or_default();
         let only = match state.known.as_slice() {
             [only] => Some(only),
             _ => None,
         };
-        let mut events = self.events.observe(Tick {
+        let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
             tenants: by_process,
@@ -224,6 +232,7 @@ impl Ticker {
             blame_folded: 0,
             holder_candidates: Vec::new(),
             probe_cost_seconds: None,
+            otlp: self.events.voice.view(),
         }
     }
 

@@ -1,105 +1,207 @@
-//! Owns who each process belongs to, as far as anyone asked: found once, kept while it is needed.
-//! Refuses to change its mind: a process's tenant is what it was at first sight.
+//! Owns who each process belongs to, as far as anyone asked: found once, kept while it is needed and some minutes more.
+//! Refuses to change its mind, except for a pod that had no name yet: a tenant is what it was at first sight.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod eyes;
 
-use cotenant_host::{CgroupView, Host, HostNames, identify};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use cotenant_host::{Host, HostNames, Kubelet, KubeletConfig};
 use cotenant_model::{
     ProcessId, Tenant, TenantKind,
-    sample::{Confidence, ProcessSample},
+    sample::{Confidence, ProcessSample, Waker},
 };
+pub(crate) use eyes::{Eyes, Sight};
+use tracing::warn;
+
+use crate::discovery::chain;
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
+/// What ended is still named this long: waits, kills and log lines speak of it later.
+const AFTERLIFE: Duration = Duration::from_mins(5);
+/// Of each kind of memory. A host that lives faster forgets earlier.
+const MAX_DEAD: usize = 16_384;
+const MAX_CGROUPS: usize = 16_384;
+/// Between two looks at a pod without a name.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A pod that has no name after this long keeps its UID.
+const NAMING: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct Known {
+    sight: Sight,
+    gone: bool,
+    /// Since when it has no name, and when that was asked last.
+    nameless: Option<(Instant, Instant)>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Registry {
-    host: Host,
-    names: HostNames,
-    view: CgroupView,
+    eyes: Eyes,
+    kubelet: Option<Kubelet>,
     by_process: BTreeMap<ProcessId, Tenant>,
+    /// The PID and start of a process whose tenant has no name yet.
+    nameless: BTreeMap<ProcessId, u32>,
     /// With the start time that makes a PID an identity.
-    by_pid: BTreeMap<u32, (u64, Tenant)>,
+    by_pid: BTreeMap<u32, Known>,
     /// Processes that were seen to map the driver: nothing of theirs came before the agent.
     witnessed: BTreeMap<u32, u64>,
-    /// Tenants by cgroup, for processes that are gone before anyone looked.
-    by_cgroup: BTreeMap<u64, Tenant>,
+    /// By cgroup and user, for processes that are gone before anyone looked. With the sequence of their last use.
+    by_cgroup: BTreeMap<(u64, u32), (u64, Tenant)>,
+    uses: u64,
+    dead_pids: VecDeque<(Instant, u32, u64)>,
+    dead_processes: VecDeque<(Instant, ProcessId)>,
 }
 
 impl Registry {
+    /// Before any other thread is started that reads cgroups: those that come after see what this one sees.
     pub(crate) fn new(host: Host) -> Self {
-        let view = match host.in_initial_cgroup_namespace() {
-            Ok(false) => CgroupView::Private,
-            _ => CgroupView::Host,
+        let view = host.enter_cgroups();
+        let config = KubeletConfig::of(&host);
+        let kubelet = Kubelet::spawn(host.clone(), config)
+            .inspect_err(
+                |error| warn!(error = %chain(error), "kubelet is not asked; pods are named by files only"),
+            )
+            .ok();
+        let names = HostNames::new(host.clone());
+        let names = match &kubelet {
+            Some(kubelet) => names.with(kubelet),
+            None => names,
         };
+        Self { kubelet, ..Self::with(Eyes { host, names, view }) }
+    }
+
+    fn with(eyes: Eyes) -> Self {
         Self {
-            names: HostNames::new(host.clone()),
-            host,
-            view,
+            eyes,
+            kubelet: None,
             by_process: BTreeMap::new(),
+            nameless: BTreeMap::new(),
             by_pid: BTreeMap::new(),
             witnessed: BTreeMap::new(),
             by_cgroup: BTreeMap::new(),
+            uses: 0,
+            dead_pids: VecDeque::new(),
+            dead_processes: VecDeque::new(),
         }
+    }
+
+    /// To look with while the registry is not locked.
+    pub(crate) fn eyes(&self) -> Eyes {
+        self.eyes.clone()
     }
 
     /// First contact: now, while it lives. `None` when it is gone already.
     pub(crate) fn look(&mut self, pid: u32) -> Option<Tenant> {
-        let start = self.host.start(pid).ok()?;
-        if let Some((known, tenant)) = self.by_pid.get(&pid)
-            && *known == start
+        if let Some(sight) = self.seen(pid)
+            && self.eyes.host.alive(pid, sight.start)
         {
-            return Some(tenant.clone());
+            return Some(sight.tenant);
         }
-        let cgroup = self.host.cgroup(pid).ok()?;
-        let uid = self.host.uid(pid).ok()?;
-        // The same process must have been there all along.
-        if !self.host.alive(pid, start) {
-            return None;
-        }
-        let tenant = identify(&cgroup, uid, self.view, &self.names).tenant;
-        self.by_pid.insert(pid, (start, tenant.clone()));
-        Some(tenant)
+        let sight = self.eyes.look(pid)?;
+        Some(self.note(pid, sight))
+    }
+
+    /// What the last look at this PID found, unless it is time for another: a pod may have got its name since.
+    pub(crate) fn seen(&self, pid: u32) -> Option<Sight> {
+        let known = self.by_pid.get(&pid)?;
+        let again =
+            known.nameless.is_some_and(|(since, asked)| since.elapsed() < NAMING && asked.elapsed() >= AGAIN);
+        (!again).then(|| known.sight.clone())
+    }
+
+    /// What a look at a process found. What was known of the same process before stays, but for its missing name.
+    pub(crate) fn note(&mut self, pid: u32, sight: Sight) -> Tenant {
+        let now = Instant::now();
+        let missing = |since, asked| sight.nameless.then_some((since, asked));
+        let known = match self.by_pid.get(&pid).filter(|known| known.sight.start == sight.start) {
+            Some(Known { nameless: None, sight, .. }) => return sight.tenant.clone(),
+            Some(Known { nameless: Some((since, asked)), gone, .. }) => {
+                // What was seen before comes back here as well, and is no new question.
+                let asked = if asked.elapsed() >= AGAIN { now } else { *asked };
+                Known { gone: *gone, nameless: missing(*since, asked), sight }
+            }
+            None => Known { gone: false, nameless: missing(now, now), sight },
+        };
+        let tenant = known.sight.tenant.clone();
+        self.by_pid.insert(pid, known);
+        tenant
     }
 
     /// Of a PID that somebody named.
     pub(crate) fn tenant(&mut self, pid: u32) -> Tenant {
-        self.look(pid).unwrap_or_else(|| Tenant::plain(TenantKind::Unknown, "gone"))
+        self.look(pid).unwrap_or_else(gone)
     }
 
     /// Of a PID that was seen before, whether it still runs or not.
     pub(crate) fn known(&self, pid: u32) -> Option<Tenant> {
-        self.by_pid.get(&pid).map(|(_, tenant)| tenant.clone())
+        self.by_pid.get(&pid).map(|known| known.sight.tenant.clone())
     }
 
     /// Of a cgroup's path, when nothing else is left of a process.
     pub(crate) fn of_cgroup(&self, path: &str) -> Tenant {
-        identify(&format!("0::{path}\n"), u32::MAX, CgroupView::Host, &self.names).tenant
+        self.eyes.identity_of_path(path, None).tenant
     }
 
-    /// A process made its first traced call.
-    pub(crate) fn meet(&mut self, id: ProcessId, tgid: u32, cgroup_id: u64) {
+    /// A process made its first traced call. `sight`: a look at it since then, if it was still there.
+    pub(crate) fn meet(&mut self, id: ProcessId, tgid: u32, cgroup_id: u64, sight: Option<Sight>) {
         if self.by_process.contains_key(&id) {
             return;
         }
-        let of_cgroup = (cgroup_id > ROOT_CGROUP).then_some(cgroup_id);
-        let tenant = match self.look(tgid) {
-            Some(tenant) => {
-                if let Some(cgroup) = of_cgroup {
-                    self.by_cgroup.insert(cgroup, tenant.clone());
-                }
-                tenant
-            }
-            None => of_cgroup
-                .and_then(|cgroup| self.by_cgroup.get(&cgroup).cloned())
-                .unwrap_or_else(|| Tenant::plain(TenantKind::Unknown, "gone")),
-        };
+        // One that is gone waits for its sample: the sample has the user that its cgroup alone does not say.
+        let Some(sight) = sight else { return };
+        let key = (cgroup_id, sight.uid);
+        let (nameless, lasting) = (sight.nameless, sight.by_cgroup && !sight.nameless);
+        let tenant = self.note(tgid, sight);
+        if cgroup_id > ROOT_CGROUP && lasting {
+            self.remember(key, tenant.clone());
+        }
+        if nameless {
+            self.nameless.insert(id, tgid);
+        }
         self.by_process.insert(id, tenant);
     }
 
-    /// Before a process calls the driver: it has mapped it. `start` when it was seen doing so.
-    pub(crate) fn foresee(&mut self, pid: u32, witnessed: Option<u64>) {
-        self.look(pid);
+    fn remember(&mut self, key: (u64, u32), tenant: Tenant) {
+        self.uses += 1;
+        self.by_cgroup.insert(key, (self.uses, tenant));
+        if self.by_cgroup.len() > MAX_CGROUPS {
+            // The older half: a cgroup's id is not used again, so only their dead lose by it.
+            let mut uses: Vec<u64> = self.by_cgroup.values().map(|(used, _)| *used).collect();
+            uses.sort_unstable();
+            let middle = uses[uses.len() / 2];
+            self.by_cgroup.retain(|_, (used, _)| *used > middle);
+        }
+    }
+
+    /// Of a process that nobody looked at before it was gone.
+    fn of_the_gone(&mut self, process: &ProcessSample) -> Tenant {
+        let key = (process.cgroup_id, process.uid);
+        if process.cgroup_id <= ROOT_CGROUP {
+            return gone();
+        }
+        if let Some((used, tenant)) = self.by_cgroup.get_mut(&key) {
+            self.uses += 1;
+            *used = self.uses;
+            return tenant.clone();
+        }
+        match self.eyes.of_cgroup(process.cgroup_id, process.uid) {
+            Some(tenant) => {
+                self.remember(key, tenant.clone());
+                tenant
+            }
+            None => gone(),
+        }
+    }
+
+    /// Before a process calls the driver: it has mapped it. `witnessed` when it was seen doing so.
+    pub(crate) fn foresee(&mut self, pid: u32, sight: Option<Sight>, witnessed: Option<u64>) {
+        if let Some(sight) = sight {
+            self.note(pid, sight);
+        }
         if let Some(start) = witnessed {
             self.witnessed.insert(pid, start);
         }
@@ -107,43 +209,116 @@ impl Registry {
 
     /// A late first call is no gap where the agent saw the process map the driver and no memory came before.
     pub(crate) fn judge(&self, process: &mut ProcessSample) {
-        let seen =
-            || self.witnessed.get(&process.tgid).is_some_and(|start| self.host.alive(process.tgid, *start));
+        let alive = |start: &u64| self.eyes.host.alive(process.tgid, *start);
+        let seen = || self.witnessed.get(&process.tgid).is_some_and(alive);
         if process.confidence == Confidence::JoinedLate && process.before_memory && seen() {
             process.confidence = Confidence::Complete;
         }
     }
 
-    /// The tenants of these processes and of these PIDs; whatever else was known is forgotten.
+    /// The tenants of these processes, of whoever they waited for, and of these PIDs.
     pub(crate) fn resolve(&mut self, processes: &[ProcessSample], pids: &BTreeSet<u32>) -> Resolved {
         for process in processes {
-            self.meet(process.id, process.tgid, process.cgroup_id);
+            if !self.by_process.contains_key(&process.id) {
+                // An ended process's PID may be somebody else's by now.
+                let there = process.ended.is_none();
+                let seen = self.seen(process.tgid);
+                let sight = there.then(|| self.eyes.look_again(process.tgid, seen)).flatten();
+                self.meet(process.id, process.tgid, process.cgroup_id, sight);
+            }
+            if !self.by_process.contains_key(&process.id) {
+                let tenant = self.of_the_gone(process);
+                self.by_process.insert(process.id, tenant);
+            }
         }
+        self.name_the_nameless();
+        let wakers = processes.iter().flat_map(|process| &process.blame).filter_map(|row| match row.waker {
+            Waker::Process(id) => Some(id),
+            _ => None,
+        });
         let by_process: BTreeMap<_, _> = processes
             .iter()
-            .filter_map(|process| Some((process.id, self.by_process.get(&process.id)?.clone())))
+            .map(|process| process.id)
+            .chain(wakers)
+            .filter_map(|id| Some((id, self.by_process.get(&id)?.clone())))
             .collect();
         let by_pid = pids.iter().map(|pid| (*pid, self.tenant(*pid))).collect();
         Resolved { by_process, by_pid }
     }
 
-    /// Forgets what is no longer running. Cgroups stay as long as a tenant of theirs does.
-    pub(crate) fn forget(&mut self, retired: &BTreeSet<ProcessId>) {
-        for id in retired {
-            self.by_process.remove(id);
+    /// Pods whose names were not there yet at first sight.
+    fn name_the_nameless(&mut self) {
+        if !self.nameless.is_empty()
+            && let Some(kubelet) = &self.kubelet
+        {
+            kubelet.hurry();
         }
-        if self.by_cgroup.len() > 4096 {
-            let used: BTreeSet<&Tenant> = self.by_process.values().collect();
-            self.by_cgroup.retain(|_, tenant| used.contains(tenant));
+        for (id, pid) in self.nameless.clone() {
+            let tenant = self.look(pid);
+            let waiting = self.by_pid.get(&pid).and_then(|known| known.nameless);
+            if let Some(tenant) = tenant
+                && tenant.namespace.is_some()
+            {
+                self.by_process.insert(id, tenant);
+            }
+            if waiting.is_none_or(|(since, _)| since.elapsed() >= NAMING) {
+                self.nameless.remove(&id);
+            }
         }
     }
 
-    /// Forgets PIDs that are gone, on a timer: most of them never called the driver.
-    pub(crate) fn prune(&mut self) {
-        let host = &self.host;
-        self.by_pid.retain(|pid, (start, _)| host.alive(*pid, *start));
-        self.witnessed.retain(|pid, start| host.alive(*pid, *start));
+    /// Processes that the kernel side has let go of.
+    pub(crate) fn forget(&mut self, retired: &BTreeSet<ProcessId>) {
+        let now = Instant::now();
+        for id in retired {
+            self.nameless.remove(id);
+            self.dead_processes.push_back((now, *id));
+        }
+        while self.dead_processes.len() > MAX_DEAD
+            || self.dead_processes.front().is_some_and(|(died, _)| died.elapsed() >= AFTERLIFE)
+        {
+            if let Some((_, id)) = self.dead_processes.pop_front() {
+                self.by_process.remove(&id);
+            }
+        }
     }
+
+    /// PIDs and starts that are taken to run, for [`Self::bury`].
+    pub(crate) fn running(&self) -> Vec<(u32, u64)> {
+        let known =
+            self.by_pid.iter().filter(|(_, known)| !known.gone).map(|(pid, known)| (*pid, known.sight.start));
+        known.chain(self.witnessed.iter().map(|(pid, start)| (*pid, *start))).collect()
+    }
+
+    /// These are gone. They keep their names for a while, and lose them all together where too many die.
+    pub(crate) fn bury(&mut self, dead: &[(u32, u64)]) {
+        let now = Instant::now();
+        for (pid, start) in dead {
+            if self.witnessed.get(pid) == Some(start) {
+                self.witnessed.remove(pid);
+            }
+            if let Some(known) = self.by_pid.get_mut(pid)
+                && known.sight.start == *start
+                && !known.gone
+            {
+                known.gone = true;
+                self.dead_pids.push_back((now, *pid, *start));
+            }
+        }
+        while self.dead_pids.len() > MAX_DEAD
+            || self.dead_pids.front().is_some_and(|(died, ..)| died.elapsed() >= AFTERLIFE)
+        {
+            if let Some((_, pid, start)) = self.dead_pids.pop_front()
+                && self.by_pid.get(&pid).is_some_and(|known| known.sight.start == start)
+            {
+                self.by_pid.remove(&pid);
+            }
+        }
+    }
+}
+
+fn gone() -> Tenant {
+    Tenant::plain(TenantKind::Unknown, "gone")
 }
 
 #[derive(Default)]
@@ -151,3 +326,6 @@ pub(crate) struct Resolved {
     pub(crate) by_process: BTreeMap<ProcessId, Tenant>,
     pub(crate) by_pid: BTreeMap<u32, Tenant>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,11 +4,14 @@
 use cotenant_kernel::Report;
 use cotenant_model::Tenant;
 
-/// A report with what was known at once about the processes in it: they may be gone at the next tick.
+/// A report with what only a look at once can tell about the processes in it: they may be gone at the next tick.
 #[derive(Debug)]
 pub(crate) struct Reported {
     pub(crate) report: Report,
-    pub(crate) victim: Option<Tenant>,
+    /// For a kill: the victim's place in the unified hierarchy. Not its `/proc`, where one that is dying stands in the
+    /// root of each hierarchy of version 1.
+    pub(crate) cgroup: Option<String>,
+    /// For a kill: who asked for the memory that was not there.
     pub(crate) trigger: Option<Tenant>,
 }
 

@@ -15,6 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
 use cotenant_host::Host;
 use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
+use cotenant_model::view::Feature;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -25,13 +26,14 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     config::{Config, LogFormat, simulated},
     discovery::{Discovery, chain},
-    events::{Events, Story},
+    events::{Events, Story, open_log},
     features,
     node::Ticker,
     registry::Registry,
     reports::Reports,
     serve::{Shared, router},
     stacks::Stacks,
+    telemetry::Telemetry,
 };
 
 /// How long answers that are under way may take once a stop is asked for.
@@ -77,13 +79,14 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     };
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
-    features.push(namespace);
-    for feature in &features {
-        info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
-    }
+    let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
+    features.extend([namespace, log_feature]);
+    let published = Arc::new(ArcSwapOption::empty());
+    let telemetry = Telemetry::start(config, &published);
+    features.push(telemetry.feature.clone());
+    tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let published = Arc::new(ArcSwapOption::empty());
     let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
@@ -105,7 +108,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
-        events: Events::new(&host, Arc::clone(&registry), Arc::clone(&story)),
+        events: Events::new(
+            &host,
+            kernel_log,
+            Arc::clone(&registry),
+            Arc::clone(&story),
+            telemetry.voice(config),
+        ),
         reports,
         host,
         reader,
@@ -146,9 +155,16 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             warn!("a thread ended in panic");
         }
     }
+    telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served.context("the HTTP server failed")
+}
+
+fn tell(features: &[Feature]) {
+    for feature in features {
+        info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
+    }
 }
 
 fn log(config: &Config) -> Result<()> {

@@ -9,8 +9,23 @@ use tracing::warn;
 
 use crate::discovery::chain;
 
-/// Frames of a stack that are kept for people; the scheduler's own come first and say nothing.
-const SHOWN: usize = 24;
+/// Frames of a stack that are kept for people.
+const SHOWN: usize = 16;
+/// What every blocked thread has on its stack: this agent's own hook, the scheduler, the way into the kernel.
+const COMMON: [&str; 12] = [
+    "bpf_prog_",
+    "bpf_trace_run",
+    "__bpf_trace_",
+    "__schedule",
+    "schedule",
+    "do_syscall_64",
+    "x64_sys_call",
+    "entry_SYSCALL_64",
+    "invoke_syscall",
+    "do_el0_svc",
+    "el0_svc",
+    "el0t_64_sync",
+];
 
 pub(crate) struct Stacks {
     host: Host,
@@ -39,7 +54,8 @@ impl Stacks {
             let symbols: Vec<String> = names.by_ref().take(frames.len()).flatten().collect();
             let frames: Vec<&str> = symbols.iter().map(String::as_str).collect();
             self.known.insert(id, self.classes.class(&frames));
-            self.symbols.insert(id, symbols.into_iter().take(SHOWN).collect());
+            let telling = |symbol: &String| !COMMON.iter().any(|common| symbol.starts_with(common));
+            self.symbols.insert(id, symbols.into_iter().filter(telling).take(SHOWN).collect());
         }
     }
 

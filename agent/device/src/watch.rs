@@ -2,6 +2,7 @@
 //! Refuses to wait for NVML: a call that does not come back costs one thread, and is itself a finding.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ use crate::raw;
 use crate::state::{Outcome, State, next_state};
 
 const OPEN: &str = "nvmlInit_v2";
+/// Between two polls at most, however much they cost others.
+const MAX_REST: Duration = Duration::from_mins(10);
 const CLOSE: &str = "nvmlShutdown";
 
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +35,7 @@ pub struct Device {
     desk: Arc<Desk>,
     board: Arc<Published>,
     deadline: Duration,
+    restraint: Arc<AtomicU32>,
 }
 
 #[derive(Debug)]
@@ -89,7 +93,13 @@ impl Device {
             sample: ArcSwap::from_pointee(DeviceSample::absent(started.elapsed(), Absence::NotYet)),
             health: ArcSwap::from_pointee(health),
         });
-        let device = Self { desk: Arc::clone(&desk), board: Arc::clone(&board), deadline };
+        let restraint = Arc::new(AtomicU32::new(1));
+        let device = Self {
+            desk: Arc::clone(&desk),
+            board: Arc::clone(&board),
+            deadline,
+            restraint: Arc::clone(&restraint),
+        };
         let mine = Arc::clone(&desk);
         start("cotenant-nvml", move || {
             Worker { desk: mine, config, opener, nvml: None, opened: 0, memory: Memory::default() }.run();
@@ -99,12 +109,19 @@ impl Device {
             board,
             deadline,
             interval,
+            restraint,
             state: State { reopen: true, ..State::default() },
             due: Instant::now(),
             missed: None,
         };
         start("cotenant-nvml-watch", move || supervisor.run())?;
         Ok(device)
+    }
+
+    /// Polls come this many intervals apart at least, though never further than [`MAX_REST`]: whoever shares the driver's
+    /// locks pays for each.
+    pub fn hold_back(&self, intervals: u32) {
+        self.restraint.store(intervals.max(1), Ordering::Relaxed);
     }
 
     /// The latest sample. Never blocks, and never is a poll.
@@ -230,6 +247,7 @@ struct Supervisor {
     board: Arc<Published>,
     deadline: Duration,
     interval: Duration,
+    restraint: Arc<AtomicU32>,
     state: State,
     due: Instant,
     /// While a call hangs: when the next poll would have been.
@@ -334,8 +352,12 @@ impl Supervisor {
             }
         };
         self.state = next_state(self.state, outcome, inside, self.interval);
-        self.due = now + self.state.delay;
-        let delay = self.state.delay;
+        let held_back = self
+            .interval
+            .saturating_mul(self.restraint.load(Ordering::Relaxed))
+            .min(MAX_REST.max(self.interval));
+        let delay = self.state.delay.max(if outcome == Outcome::Polled { held_back } else { Duration::ZERO });
+        self.due = now + delay;
         self.health(|health| {
             health.delay = delay;
             health.opened = opened;

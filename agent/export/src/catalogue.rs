@@ -290,6 +290,19 @@ pub(crate) mod attributes {
         "state",
         "`active`, `degraded`, `unsupported`, `broken`, `disabled`",
     );
+    pub(crate) const OTLP_SIGNAL: Attribute =
+        always("cotenant.otlp.signal", "signal", "`metrics`, `traces`, `logs`");
+    pub(crate) const OTLP_DROP_REASON: Attribute = always(
+        "cotenant.otlp.drop.reason",
+        "reason",
+        "`queue_full`, `refused` (the receiver will never take it), `rejected` (a part of a request that it took), \
+         `too_old` (half an hour), `stopped`, `superseded` (delta: levels of a failed export), `sampled_out`",
+    );
+    pub(crate) const OTLP_FAILURE_REASON: Attribute = always(
+        "cotenant.otlp.failure.reason",
+        "reason",
+        "`unreachable`, `tls`, `timeout`, `throttled` (it asked for patience), `unavailable`, `refused`",
+    );
     pub(crate) const FUNCTION: Attribute = always("cotenant.nvml.function", "function", "the NVML function");
     pub(crate) const VERSION: Attribute = always("service.version", "version", "the agent's version");
 }

@@ -1,10 +1,11 @@
 //! Owns what is published: the metric catalogue, the rows made of a view, and the formats they leave in.
-//! Refuses sockets, clocks and collection: a view comes in, bytes go out.
+//! Refuses collection: a view comes in, bytes go out. Sockets and clocks are the business of `otlp` alone.
 
 pub mod catalogue;
 pub mod guard;
 mod label;
 pub mod metrics_page;
+pub mod otlp;
 pub mod prometheus;
 pub mod rows;
 

@@ -163,7 +163,7 @@ impl Value {
     }
 
     /// What adds up is added; of a reading the greater one is kept.
-    fn merge(&mut self, other: &Self, kind: Kind) {
+    pub(crate) fn merge(&mut self, other: &Self, kind: Kind) {
         let adds = matches!(kind, Kind::Counter | Kind::UpDownCounter | Kind::Histogram);
         match (&mut *self, other) {
             (Self::Distribution(mine), Self::Distribution(theirs)) => {

@@ -22,6 +22,8 @@ pub enum HostError {
          /sys/kernel/tracing` on the host, or mount it into the container", path.display()
     )]
     MountTracefs { path: PathBuf, source: io::Error },
+    #[error("could not start the {what} thread; raise the limit on processes")]
+    Thread { what: &'static str, source: io::Error },
 }
 
 impl HostError {

@@ -3,34 +3,34 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that unwraps fails at the right line"))]
 
 pub mod btf;
-mod cgroup;
 mod elf;
 mod error;
 mod facts;
+mod identity;
 mod kallsyms;
 mod kernel_log;
+mod kubelet;
 mod library;
 mod mappings;
 mod memory_events;
 mod names;
 mod process;
 mod read;
-pub mod tenant;
 pub mod tracefs;
 
 use std::path::{Path, PathBuf};
 
-pub use cgroup::Runtime;
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;
 pub use facts::KernelVersion;
+pub use identity::{CgroupView, Identity, Kind, Observed, Owner, Runtime, identify};
 pub use kernel_log::{KernelLog, KernelLogError, Notice, Record, Start};
+pub use kubelet::{Kubelet, KubeletConfig, Listing, Source};
 pub use library::{Library, LibraryError, is_libcuda};
 pub use mappings::{Mapping, Mappings};
 pub use memory_events::MemoryEvents;
-pub use names::{HostNames, Names, PodName};
+pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};
-pub use tenant::{CgroupView, Identity, identify};
 
 /// A host as a directory tree, so that tests can bring a recorded one.
 #[derive(Clone, Debug)]

@@ -10,14 +10,15 @@ use crate::{Host, HostError, read};
 
 /// `/proc` files about one process are a page or so.
 const LIMIT: u64 = 64 << 10;
+/// A longer environment is not read.
+const ENVIRON_LIMIT: u64 = 1 << 20;
 /// Controllers times the longest path.
 const CGROUP_LIMIT: u64 = 256 << 10;
 /// The driver's nodes are opened early; a process that hides them behind more is not looked through.
 const MAX_DESCRIPTORS: usize = 4096;
 
-/// Inodes that the kernel gives to its first namespaces (`include/uapi/linux/nsfs.h`).
+/// Inode that the kernel gives to its first namespace of PIDs (`include/uapi/linux/nsfs.h`).
 const INITIAL_PID: u64 = 0xEFFF_FFFC;
-const INITIAL_CGROUP: u64 = 0xEFFF_FFFB;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Namespace {
@@ -82,6 +83,27 @@ impl Host {
             .ok_or(HostError::Malformed { path, what: "no Uid line" })
     }
 
+    /// The PID of the parent; 0 above the first process.
+    pub(crate) fn parent(&self, pid: u32) -> Result<u32, HostError> {
+        Ok(self.stat(&pid.to_string())?.ppid.cast_unsigned())
+    }
+
+    /// The command line as the process shows it, its parts joined by spaces.
+    pub(crate) fn command_line(&self, pid: u32) -> Result<String, HostError> {
+        let line = read::text(&self.process_file(pid, "cmdline"), LIMIT)?;
+        Ok(line.trim_end_matches('\0').replace('\0', " "))
+    }
+
+    /// What the process's environment says under these names. Its own words, for people; never an identity.
+    pub fn says(&self, pid: u32, names: &[&str]) -> Vec<(String, String)> {
+        let environment = read::bytes(&self.process_file(pid, "environ"), ENVIRON_LIMIT).unwrap_or_default();
+        let pairs = environment.split(|byte| *byte == 0).filter_map(|pair| {
+            let (name, value) = std::str::from_utf8(pair).ok()?.split_once('=')?;
+            names.contains(&name).then(|| (name.to_owned(), crate::names::clean(value)))
+        });
+        pairs.take(names.len()).collect()
+    }
+
     /// The inode of a namespace that the process is in.
     pub fn namespace(&self, pid: u32, namespace: Namespace) -> Result<u64, HostError> {
         self.namespace_of(&pid.to_string(), namespace)
@@ -90,11 +112,6 @@ impl Host {
     /// Whether the agent sees the host's PIDs. In any other namespace NVML's process lists mean nothing.
     pub fn in_initial_pid_namespace(&self) -> Result<bool, HostError> {
         Ok(self.namespace_of("self", Namespace::Pid)? == INITIAL_PID)
-    }
-
-    /// Whether cgroup paths are shown from the host's root.
-    pub fn in_initial_cgroup_namespace(&self) -> Result<bool, HostError> {
-        Ok(self.namespace_of("self", Namespace::Cgroup)? == INITIAL_CGROUP)
     }
 
     /// `/proc/PID/cgroup`, for [`crate::identify`].
@@ -135,6 +152,11 @@ impl Host {
         let content = read::bytes(&path, LIMIT)?;
         Stat::from_read(content.as_slice())
             .map_err(|_| HostError::Malformed { path, what: "not a stat line" })
+    }
+
+    /// Of the calling thread.
+    pub(crate) fn own_namespace(&self, namespace: Namespace) -> Result<u64, HostError> {
+        self.namespace_of("thread-self", namespace)
     }
 
     fn namespace_of(&self, pid: &str, namespace: Namespace) -> Result<u64, HostError> {
@@ -190,7 +212,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("proc/self/ns")).unwrap();
         symlink("pid:[4026532841]", root.path().join("proc/self/ns/pid")).unwrap();
-        symlink("cgroup:[4026531835]", root.path().join("proc/self/ns/cgroup")).unwrap();
+        fs::create_dir_all(root.path().join("proc/thread-self/ns")).unwrap();
+        symlink("cgroup:[4026531835]", root.path().join("proc/thread-self/ns/cgroup")).unwrap();
         let host = Host::at(root.path());
         assert!(!host.in_initial_pid_namespace().unwrap());
         assert!(host.in_initial_cgroup_namespace().unwrap());
@@ -204,6 +227,15 @@ mod tests {
             format!("7 (a) 1 2 (b) S {}", (4..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" "));
         fs::write(root.path().join("proc/7/stat"), stat).unwrap();
         assert_eq!(Host::at(root.path()).start(7).unwrap(), 22);
+    }
+
+    #[test]
+    fn an_environment_is_read_by_name_and_cleaned() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/7")).unwrap();
+        fs::write(root.path().join("proc/7/environ"), b"SECRET=x\0SLURM_JOB_ID=4\n2\0\xff\0JUNK\0").unwrap();
+        let said = Host::at(root.path()).says(7, &["SLURM_JOB_ID", "JUNK"]);
+        assert_eq!(said, [("SLURM_JOB_ID".to_owned(), "4\\u{a}2".to_owned())]);
     }
 
     #[test]

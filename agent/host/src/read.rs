@@ -3,20 +3,33 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::HostError;
 
 /// The whole file, or an error if it is longer than `limit`.
 pub(crate) fn bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HostError> {
+    owned(path, limit, None)
+}
+
+/// As [`bytes`], of a file that is this user's own, whatever links led to it.
+pub(crate) fn bytes_of(path: &Path, limit: u64, uid: u32) -> Result<Vec<u8>, HostError> {
+    owned(path, limit, Some(uid))
+}
+
+fn owned(path: &Path, limit: u64, uid: Option<u32>) -> Result<Vec<u8>, HostError> {
     let failed = |source| HostError::Read { path: path.to_owned(), source };
     let mut content = Vec::new();
     // A FIFO that a user put in the way must not hold the agent up.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
         return Err(HostError::Malformed { path: path.to_owned(), what: "not a regular file" });
+    }
+    if uid.is_some_and(|uid| metadata.uid() != uid) {
+        return Err(HostError::Malformed { path: path.to_owned(), what: "not the user's own file" });
     }
     file.take(limit + 1).read_to_end(&mut content).map_err(failed)?;
     if content.len() as u64 > limit {

@@ -16,6 +16,11 @@ use crate::{
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("COTENANT_EBPF_OBJECT"));
 
+/// The eBPF object that this agent carries.
+pub fn object() -> &'static [u8] {
+    OBJECT
+}
+
 /// Entries of the maps that grow with the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {

@@ -190,10 +190,10 @@ mod tests {
         let mut blame = Blame::default();
         let rows = sample(&[(1, Waker::Kernel, 7)]);
         blame.advance(&rows, &names(), &classes(), Duration::ZERO, Duration::from_secs(60));
-        let none = KernelSample::default();
-        blame.advance(&none, &names(), &classes(), Duration::from_secs(30), Duration::from_secs(60));
+        let (none, nobody) = (KernelSample::default(), BTreeMap::new());
+        blame.advance(&none, &nobody, &classes(), Duration::from_secs(30), Duration::from_secs(60));
         assert_eq!(blame.edges().len(), 1);
-        blame.advance(&none, &names(), &classes(), Duration::from_secs(61), Duration::from_secs(60));
+        blame.advance(&none, &nobody, &classes(), Duration::from_secs(61), Duration::from_secs(60));
         assert!(blame.edges().is_empty());
     }
 }

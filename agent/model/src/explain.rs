@@ -3,12 +3,13 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::incident::{Evidence, FailureEvidence, Incident, Kind, State, Victim, WaitEvidence};
 use crate::verdict::{Certainty, VerdictKind};
 use crate::{GpuId, WaitClass};
 
+mod measured;
 mod reasons;
 mod words;
 
@@ -18,7 +19,7 @@ pub use words::{clean, clock, duration, gib, gib_exact, percent, who};
 const LINES: usize = 8;
 
 /// The words for one incident, in reading order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explanation {
     pub headline: String,
     pub measured: Vec<String>,
@@ -63,7 +64,7 @@ impl From<Incident> for Explained {
 pub fn explain(incident: &Incident) -> Explanation {
     Explanation {
         headline: headline(incident),
-        measured: measured(incident),
+        measured: measured::lines(incident),
         because: because(incident),
         advice: incident.actions.iter().map(|action| action.words.clone()).collect(),
     }
@@ -75,7 +76,7 @@ pub fn line(incident: &Incident) -> String {
         State::Open => "open",
         State::Closed => "over",
     };
-    let culprit = incident.culprits.first().map_or_else(|| "-".to_owned(), |blame| who(&blame.tenant));
+    let culprit = culprit(incident);
     let victim = incident.victims.first().map_or_else(|| "-".to_owned(), |victim| who(&victim.tenant));
     let more = match incident.victims.len() as u64 + incident.unlisted.victims {
         0 | 1 => String::new(),
@@ -88,6 +89,26 @@ pub fn line(incident: &Incident) -> String {
         incident.kind.as_str(),
         place(incident),
     )
+}
+
+/// Who is at fault for what the incident is named by: a neighbour, `itself`, or `-` where it is nobody or not known.
+fn culprit(incident: &Incident) -> String {
+    let first = incident.culprits.first();
+    let (at_fault, own) = match incident.kind {
+        Kind::NoisyNeighbour => (first, false),
+        Kind::Stall => (first.filter(|blame| blame.holds_stalled > 0), false),
+        Kind::AllocationFailure | Kind::NearMiss => (
+            first.filter(|blame| blame.memory_share.is_some_and(|share| share > 0.0)),
+            incident.memory_shares.is_some_and(|shares| shares.own > 0.0),
+        ),
+        // Who waited for whom meanwhile is not who killed or broke something.
+        Kind::OomKill | Kind::Xid | Kind::XidEcho => (None, false),
+    };
+    match (at_fault, own) {
+        (Some(blame), _) => who(&blame.tenant),
+        (None, true) => "itself".to_owned(),
+        (None, false) => "-".to_owned(),
+    }
 }
 
 /// One sentence: who hurt whom on which GPU, how much, since when.
@@ -254,108 +275,6 @@ fn faulted(incident: &Incident) -> Option<String> {
     };
     let echo = if xid.echo { " (cleanup after another fault)" } else { "" };
     Some(format!("{} reported Xid {}{times}{echo}{tenant}", xid.gpu, xid.code))
-}
-
-fn measured(incident: &Incident) -> Vec<String> {
-    let mut lines = Vec::new();
-    for victim in &incident.victims {
-        if let (Some(observed), true) = (victim.observed_seconds, victim.blocked_seconds > 0.0) {
-            let longest = victim.longest_seconds.map_or_else(
-                || "longest single wait unknown".to_owned(),
-                |seconds| format!("longest {}", duration(seconds)),
-            );
-            lines.push(format!(
-                "{}: blocked {} in driver calls over {} watched, {} of it by neighbours; {} waits, {longest}.",
-                who(&victim.tenant),
-                duration(victim.blocked_seconds),
-                duration(observed),
-                duration(victim.neighbour_seconds),
-                victim.waits,
-            ));
-        }
-    }
-    if let Some(shares) = incident.wait_shares {
-        let mut parts: Vec<String> = incident
-            .culprits
-            .iter()
-            .filter(|blame| blame.blocked_seconds > 0.0)
-            .take(LINES)
-            .map(|blame| format!("{} {}", who(&blame.tenant), percent(blame.wait_share.unwrap_or(0.0))))
-            .collect();
-        let apart = [
-            ("the victims themselves", shares.own),
-            ("device", shares.device),
-            ("kernel threads", shares.kernel),
-            ("unknown", shares.unknown),
-        ];
-        parts.extend(
-            apart
-                .iter()
-                .filter(|(_, share)| *share > 0.0)
-                .map(|(name, share)| format!("{name} {}", percent(*share))),
-        );
-        lines.push(format!("Blocked time by cause: {}.", parts.join(", ")));
-    }
-    for line in &incident.evidence {
-        match line {
-            Evidence::Wait(_) => {}
-            Evidence::Stall(stall) => lines.push(format!(
-                "{}: one wait of {}{} ({}), begun {} UTC; holder {}.",
-                who(&stall.victim),
-                duration(stall.seconds),
-                if stall.ongoing { " so far" } else { "" },
-                stall.class,
-                clock(stall.since_unix),
-                clean(&stall.holder),
-            )),
-            Evidence::Failure(failure) => lines.push(reasons::measured(failure)),
-            Evidence::Kill(kill) => {
-                let gpu = if kill.gpu_live.is_empty() {
-                    "GPU memory at death unknown or none".to_owned()
-                } else {
-                    let by_gpu = kill.gpu_live.iter();
-                    let parts: Vec<_> =
-                        by_gpu.map(|live| format!("{} on {}", gib_exact(live.bytes), live.gpu)).collect();
-                    format!("held {}", parts.join(", "))
-                };
-                let pinned = kill.host_pinned.map_or_else(
-                    || "pinned host memory unknown".to_owned(),
-                    |bytes| format!("pinned {} of host memory", gib_exact(bytes)),
-                );
-                let trigger = kill.trigger.as_ref().map_or_else(
-                    || "who asked for the memory is unknown".to_owned(),
-                    |who_asked| format!("{} asked for the memory", who(who_asked)),
-                );
-                lines.push(format!(
-                    "{}: killed at {} UTC, {gpu}, {pinned}; {trigger}.",
-                    who(&kill.victim),
-                    clock(kill.at_unix),
-                ));
-            }
-            Evidence::Xid(xid) => lines.push(format!(
-                "Xid {} on {}, {} seen, last at {} UTC{}.",
-                xid.code,
-                xid.gpu,
-                xid.count,
-                clock(xid.last_unix),
-                xid.tenant
-                    .as_ref()
-                    .map_or_else(String::new, |tenant| format!(", process of {}", who(tenant))),
-            )),
-        }
-    }
-    for step in incident.timeline.iter().rev().take(LINES).rev() {
-        let did = if step.bytes < 0 { "gave back" } else { "took" };
-        lines.push(format!(
-            "{} to {} UTC: {} {did} {} on {}.",
-            clock(step.from_unix),
-            clock(step.to_unix),
-            who(&step.tenant),
-            gib_exact(step.bytes.unsigned_abs()),
-            step.gpu,
-        ));
-    }
-    lines
 }
 
 fn because(incident: &Incident) -> Vec<String> {

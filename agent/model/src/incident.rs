@@ -78,7 +78,7 @@ impl Default for Rules {
     }
 }
 
-/// Start in Unix seconds and a sequence number of this agent: `1764494553-7`. Never reused, also across restarts.
+/// When it was opened, in Unix seconds, and a sequence number of this agent: `1764494553-7`. Never reused, also across restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IncidentId {
     pub start: u64,
@@ -165,7 +165,7 @@ pub struct Incident {
     /// The driver's API lock is in it: one for all GPUs of the host.
     pub host_lock: bool,
     pub gpus: Vec<GpuId>,
-    /// Memory limits that killed: a cgroup, or `node`.
+    /// Memory limits concerned: a cgroup, or `node`.
     pub memory_limits: Vec<String>,
     /// Worst first.
     pub victims: Vec<Victim>,
@@ -215,7 +215,7 @@ pub struct Victim {
     pub peak_share: Option<f64>,
     pub waits: u64,
     pub longest_seconds: Option<f64>,
-    /// Refused and not granted afterwards.
+    /// Refusals with no grant of that size since.
     pub failures: u64,
     pub near_misses: u64,
     pub largest_refused_bytes: Option<u64>,

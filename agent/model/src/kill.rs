@@ -86,6 +86,8 @@ pub struct Marked {
 /// How far one cgroup's counters moved since they were read before. Zero is a statement: read, and stood still.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupKills {
+    /// The reading before: what was killed earlier is not in this one.
+    pub since_ns: u64,
     pub time_ns: u64,
     pub cgroup: String,
     pub kills: u64,

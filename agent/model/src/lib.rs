@@ -6,6 +6,7 @@ pub mod device;
 pub mod error;
 pub mod excess;
 pub mod explain;
+pub mod grant;
 pub mod ids;
 pub mod incident;
 pub mod kill;

@@ -93,7 +93,7 @@ pub struct Ask {
     pub own_growth: Option<i64>,
     /// What the process got, piece by piece and without a pause, right before the refusal. Growing segments ask so.
     pub burst: Option<Burst>,
-    /// Live bytes there by tenant. `None`: not known. The asking tenant is skipped if it is in it.
+    /// Bytes there by tenant, physical ones only. `None`: not known. The asking tenant is skipped if it is in it.
     pub holders: Option<Vec<(Tenant, u64)>>,
     pub limit: Option<Limit>,
     /// How the bytes of others changed over the window. `None`: not known.
@@ -254,6 +254,12 @@ pub enum Because {
         free: u64,
         age_seconds: Option<f64>,
     },
+    /// By the ledgers no more can have been free, whatever figure (`told`) an older reading gave.
+    AtMostFree {
+        bytes: u64,
+        told: Option<u64>,
+    },
+    /// `missing` is after rounding to whole pages.
     Shortfall {
         requested: u64,
         free: u64,

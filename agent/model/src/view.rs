@@ -115,6 +115,23 @@ pub struct AgentView {
     pub holder_candidates: Vec<HolderCandidate>,
     /// Calibrated cost of one probe hit, in seconds, when it was measured.
     pub probe_cost_seconds: Option<f64>,
+    /// How sending to a collector goes, a row a signal. Empty when nothing is sent.
+    pub otlp: Vec<OtlpView>,
+}
+
+/// One OTLP signal on its way. Items are data points, spans or log records.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OtlpView {
+    pub signal: &'static str,
+    pub exported: u64,
+    /// Items that will never arrive, by reason.
+    pub dropped: Vec<(&'static str, u64)>,
+    /// Attempts that failed, by reason.
+    pub failures: Vec<(&'static str, u64)>,
+    pub queued: u64,
+    pub queued_bytes: u64,
+    /// `None` before the first one.
+    pub last_success_seconds: Option<f64>,
 }
 
 /// A process that has the driver open although no list names it.

@@ -95,6 +95,11 @@ macro_rules! record {
         #[repr(C)]
         pub struct $name { $($(#[$fdoc])* pub $field: $ty),+ }
         const _: () = assert!(core::mem::size_of::<$name>() == $size);
+        impl $name {
+            /// Its name and where each field lies, to be held against a built object.
+            pub const LAYOUT: (&'static str, &'static [(&'static str, usize)]) =
+                (stringify!($name), &[$((stringify!($field), core::mem::offset_of!($name, $field))),+]);
+        }
     };
 }
 pub(crate) use record;
@@ -243,7 +248,7 @@ record! {
 
 record! {
     /// What one thread is doing. Key of `THREADS`: its id in the initial PID namespace.
-    Thread[744] {
+    Thread[952] {
         process: u64,
         depth: u32,
         contexts_depth: u32,

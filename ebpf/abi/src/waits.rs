@@ -4,7 +4,7 @@
 use crate::records::record;
 
 /// Turns at what was waited for that are followed back; longer ago is unknown.
-pub const MAX_TURNS: usize = 4;
+pub const MAX_TURNS: usize = 16;
 /// Kernel stack frames kept of a blocked thread.
 pub const STACK_FRAMES: u32 = 127;
 
@@ -14,8 +14,17 @@ record! {
 }
 
 record! {
-    /// The turn of a thread that is in no traced call, since one that was has woken it. Key of `TURNS`: thread id.
-    Passed[72] { since: u64, before: [Turn; MAX_TURNS] }
+    /// Whose turn it is and whose it was. Part of a thread, and value of `TURNS` for threads in no traced call: then
+    /// it is that of the thread in one that woke them. Key: thread id.
+    Turns[280] {
+        process: u64,
+        /// Since when it is this thread's turn: a process woke it, or its call began.
+        since: u64,
+        /// In `TURNS`: when the turn was passed on.
+        passed_at: u64,
+        /// Whose turns came before it, latest first; process 0 ends the list.
+        before: [Turn; MAX_TURNS],
+    }
 }
 
 pub const WAKER_UNSEEN: u8 = 0;
@@ -27,7 +36,7 @@ pub const WAKER_KERNEL: u8 = 3;
 
 record! {
     /// How a thread in a traced call is off its CPU. Written by the thread, by whoever wakes it, and by the scheduler hooks.
-    Wait[152] {
+    Wait[360] {
         /// Monotonic ns; 0 when not blocked.
         blocked_at: u64,
         /// 0 until somebody wakes it.
@@ -39,10 +48,7 @@ record! {
         /// Sums over the thread's traced calls, in ns.
         blocked: u64,
         runnable: u64,
-        /// Since when it is this thread's turn: a process woke it, or its call began.
-        turn: u64,
-        /// Whose turns came before it, latest first; process 0 ends the list.
-        before: [Turn; MAX_TURNS],
+        turns: Turns,
         /// The longest wait of the outermost call, with its stack and the process that ended it.
         longest: u64,
         longest_process: u64,

@@ -176,10 +176,11 @@ fn begin(process: u64, first: bool) -> i64 {
 /// A thread's outermost call has returned. Gives how many calls other processes have begun so far.
 #[inline(never)]
 fn end(process: u64) -> i64 {
-    HOST.count_thread(-1);
+    // As in `begin`: without its process a call was not counted.
     let Some(entry) = PROCESSES.get_ptr_mut(&process) else {
         return 0;
     };
+    HOST.count_thread(-1);
     // SAFETY: a live map value.
     let own = unsafe {
         atomic::fetch_add(&raw mut (*entry).in_flight, -1);
@@ -271,8 +272,9 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
             (*frame).shared = atomic::top_bit(others as u64) as u8;
             (*frame).others = if others < 0 { -1 - others } else { others };
             let wait = &raw mut (*thread).wait;
-            (*wait).turn = start;
-            (*wait).before[0].process = 0;
+            (*wait).turns.since = start;
+            (*wait).turns.process = (*thread).process;
+            (*wait).turns.before[0].process = 0;
             (*wait).longest = 0;
             (*wait).longest_process = 0;
             (*wait).longest_stack = -1;

@@ -42,6 +42,9 @@ pub fn mark_victim(ctx: TracePointContext) -> u32 {
     0
 }
 
+/// A mark this old is of another thread, which had the same id and was ending already when it was chosen.
+const STALE: u64 = 120_000_000_000;
+
 /// The current thread ends: reported if it was chosen.
 #[inline(always)]
 pub fn report(tid: u32, tgid: u32) {
@@ -51,13 +54,17 @@ pub fn report(tid: u32, tgid: u32) {
     // SAFETY: a live map value.
     let Victim { marked_at, trigger_cgroup_id, trigger, .. } = unsafe { *victim };
     let _ = VICTIMS.remove(&tid);
+    let ended_at = now();
+    if ended_at.wrapping_sub(marked_at) > STALE {
+        return;
+    }
     emit(Killed {
         tag: EVENT_KILLED,
         tgid,
         // SAFETY: a live map value.
         process: PROCESS_IDS.get_ptr(&tgid).map_or(0, |id| unsafe { *id }),
         marked_at,
-        ended_at: now(),
+        ended_at,
         // SAFETY: a helper without arguments.
         cgroup_id: unsafe { bpf_get_current_cgroup_id() },
         tid,

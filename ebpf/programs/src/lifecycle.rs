@@ -17,7 +17,7 @@ use cotenant_abi::{
 use crate::{
     calls::{abandon, now},
     kills,
-    maps::{PROCESS_IDS, PROCESSES, SETTINGS, THREADS, emit, lose},
+    maps::{ANY, ENDED, PROCESS_IDS, PROCESSES, SETTINGS, THREADS, emit, lose},
 };
 
 fn end(tgid: u32, reason: u8) {
@@ -26,6 +26,7 @@ fn end(tgid: u32, reason: u8) {
     };
     // SAFETY: a live map value.
     let id = unsafe { *id };
+    let _ = ENDED.insert(&tgid, &id, ANY);
     let _ = PROCESS_IDS.remove(&tgid);
     let at = now();
     let mut cgroup_id = 0;

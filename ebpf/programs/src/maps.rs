@@ -9,8 +9,8 @@ use aya_ebpf::{
 };
 use cotenant_abi::{
     Blame, BlameKey, CallKey, Context, ContextLedger, ContextLedgerKey, Effort, EffortKey, FailureKey,
-    Handle, HostCalls, Latency, Ledger, LedgerKey, Loss, Mapping, Note, OrdinalKey, Passed, Physical,
-    Pointer, PointerKey, Process, Settings, Thread, Victim, WaitKey,
+    Handle, HostCalls, Latency, Ledger, LedgerKey, Loss, Mapping, Note, OrdinalKey, Physical, Pointer,
+    PointerKey, Process, Settings, Thread, Turns, Victim, WaitKey,
 };
 
 use crate::atomic;
@@ -71,13 +71,17 @@ pub static WAITS: HashMap<WaitKey, Latency> = HashMap::with_max_entries(16_384, 
 pub static BLAME: HashMap<BlameKey, Blame> = HashMap::with_max_entries(65_536, 0);
 #[map]
 pub static EFFORT: HashMap<EffortKey, Effort> = HashMap::with_max_entries(65_536, 0);
+/// Ids of processes whose last thread is on its way out: what it lets go it lets go after its end was seen.
 #[map]
-pub static TURNS: LruHashMap<u32, Passed> = LruHashMap::with_max_entries(4096, 0);
+pub static ENDED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(4096, 0);
+#[map]
+pub static TURNS: LruHashMap<u32, Turns> = LruHashMap::with_max_entries(4096, 0);
 #[map]
 pub static STACKS: StackTrace = StackTrace::with_max_entries(4096, 0);
-/// Threads that were chosen to die for memory. Key: thread id.
+/// Threads that were chosen to die for memory. Key: thread id. One that was ending already when it was chosen is
+/// never reported, so the oldest must be able to go.
 #[map]
-pub static VICTIMS: HashMap<u32, Victim> = HashMap::with_max_entries(4096, 0);
+pub static VICTIMS: LruHashMap<u32, Victim> = LruHashMap::with_max_entries(4096, 0);
 
 /// What the scheduler hooks look at first: a global, for its address is in the instruction.
 pub struct Host(UnsafeCell<HostCalls>);
@@ -117,6 +121,8 @@ impl Host {
 /// Zeroes to insert from: too large for the 512-byte stack. Never written.
 #[map]
 pub static ZERO_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
+#[map]
+pub static ZERO_TURNS: Array<Turns> = Array::with_max_entries(1, 0);
 #[map]
 pub static ZERO_LATENCY: Array<Latency> = Array::with_max_entries(1, 0);
 

@@ -19,8 +19,8 @@ use crate::{
 
 /// Nanoseconds between two reports of one process.
 const PAUSE: u64 = 10_000_000;
-/// Deinitialised: the return code of every call after the program has ended.
-const DEINITIALIZED: u32 = 4;
+/// The return code that says that memory was refused. Others are counted, and wrong arguments are nobody's fault.
+const OUT_OF_MEMORY: u32 = 2;
 
 /// Bytes that a call asks for or gives back, 0 when that is not among its arguments.
 #[inline(always)]
@@ -99,14 +99,22 @@ extern "C" fn visit(_: *mut c_void, key: *const LedgerKey, row: *const Ledger, c
     0
 }
 
-/// An allocation came back with an error.
+/// Whether the call takes memory of a GPU, or makes a context there, which takes some as well.
+#[inline(always)]
+fn takes_memory(action: u8) -> bool {
+    action == Action::Allocate as u8
+        || action == Action::HandleCreate as u8
+        || action == Action::ContextCreate as u8
+        || action == Action::PrimaryRetain as u8
+}
+
+/// A call came back with an error.
 #[inline(never)]
 pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
     // SAFETY: the caller's frame is a live map value.
     let frame = unsafe { &*frame };
     let cookie = Cookie(frame.cookie);
-    let action = cookie.action();
-    if code == DEINITIALIZED || action != Action::Allocate as u8 && action != Action::HandleCreate as u8 {
+    if code != OUT_OF_MEMORY || !takes_memory(cookie.action()) {
         return;
     }
     if let Some(row) = effort_row(process, cookie.operation(), bytes_of(frame)) {

@@ -3,7 +3,8 @@
 //!
 //! Whose turn: whoever wakes a blocked thread had what it waited for since that one's own turn began, that is since
 //! it was itself woken by a process or, failing that, since its call began. Before that it was the turn of whoever
-//! woke the waker, and so on, [`MAX_TURNS`] back; what is older is nobody's. An interrupt or a kernel thread ends a
+//! woke the waker, and so on, [`MAX_TURNS`] back; what is older is nobody's, or the victim's own process's if every turn was.
+//! An interrupt or a kernel thread ends a
 //! wait without taking a turn: a holder that waits for the device goes on holding. A thread in no traced call has its
 //! turn since a thread in one woke it, if one did, else since ever.
 //!
@@ -21,20 +22,23 @@ use aya_ebpf::{
     programs::{RawTracePointContext, tracing::StackIdContext},
 };
 use cotenant_abi::{
-    Blame, BlameKey, Loss, MAX_TURNS, NO_OPERATION, Note, Passed, Settings, Thread, Turn, WAKER_DEVICE,
-    WAKER_KERNEL, WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
+    Blame, BlameKey, Loss, MAX_TURNS, NO_OPERATION, Note, Settings, Thread, Turn, WAKER_DEVICE, WAKER_KERNEL,
+    WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
 };
 
 use crate::{
     atomic,
-    calls::{meet, now, sort_into},
+    calls::{frame_below, meet, now, sort_into},
     maps::{
-        ANY, BLAME, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, TURNS, WAITS, histogram, lose,
-        note,
+        ANY, BLAME, ENDED, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, TURNS, WAITS, ZERO_TURNS,
+        histogram, lose, note,
     },
 };
 
+const PF_EXITING: u32 = 0x4;
 const PF_KTHREAD: u32 = 0x0020_0000;
+/// Nanoseconds from waking to running on a host with a CPU to spare; 5,000 on an H200 host on average.
+const WAKING: u64 = 50_000;
 /// Nanoseconds between a thread's leaving the run queue and the hook that reports it, at most.
 const JUST_BEFORE: u64 = 100_000;
 const WAKER_FRAMES: usize = 32;
@@ -98,6 +102,7 @@ fn leave_cpu(ctx: &RawTracePointContext, settings: &Settings, thread: *mut Threa
             (*wait).ready_at = now();
             return;
         }
+        let left = now();
         let stack = ctx.get_stackid(&STACKS, 0).map_or(-1, |id| id as i32);
         if stack < 0 {
             lose(Loss::StackTrace);
@@ -105,8 +110,19 @@ fn leave_cpu(ctx: &RawTracePointContext, settings: &Settings, thread: *mut Threa
         (*wait).stack = stack;
         (*wait).woken_at = 0;
         (*wait).waker = WAKER_UNSEEN;
-        (*wait).blocked_at = now();
+        (*wait).blocked_at = left;
     }
+}
+
+/// A woken thread was not on its CPU at once. Waking takes its time, which is part of what a wait costs; longer delays
+/// are for want of a CPU.
+///
+/// # Safety
+/// `wait` is in a live map value.
+#[inline(always)]
+unsafe fn delayed(wait: *mut Wait, delay: u64) {
+    // SAFETY: the caller vouches for `wait`.
+    unsafe { (*wait).runnable = (*wait).runnable.wrapping_add(delay.saturating_sub(WAKING)) };
 }
 
 /// A thread runs again.
@@ -121,9 +137,10 @@ fn resume(thread: *mut Thread) {
             (*wait).ready_at = 0;
         }
         let blocked_at = (*wait).blocked_at;
-        if blocked_at != 0 && (*wait).woken_at == 0 && blocked_at.wrapping_sub((*wait).early) < JUST_BEFORE {
+        let apart = blocked_at.wrapping_sub((*wait).early).wrapping_add(JUST_BEFORE);
+        if blocked_at != 0 && (*wait).woken_at == 0 && apart < 2 * JUST_BEFORE {
             // Woken between giving up its CPU and the hook that says so: it was ready all the time.
-            (*wait).runnable = (*wait).runnable.wrapping_add(now.saturating_sub(blocked_at));
+            delayed(wait, now.saturating_sub(blocked_at));
             (*wait).blocked_at = 0;
         }
         (*wait).early = 0;
@@ -132,12 +149,12 @@ fn resume(thread: *mut Thread) {
             let end = if woken == 0 { now } else { woken };
             let waited = end.saturating_sub((*wait).blocked_at);
             (*wait).blocked = (*wait).blocked.wrapping_add(waited);
-            (*wait).runnable = (*wait).runnable.wrapping_add(now.saturating_sub(end));
+            delayed(wait, now.saturating_sub(end));
             if waited > (*wait).longest {
                 (*wait).longest = waited;
                 (*wait).longest_stack = (*wait).stack;
                 (*wait).longest_process =
-                    if (*wait).waker == WAKER_PROCESS { (*wait).before[0].process } else { 0 };
+                    if (*wait).waker == WAKER_PROCESS { (*wait).turns.before[0].process } else { 0 };
             }
             book(thread, end);
             (*wait).blocked_at = 0;
@@ -172,13 +189,21 @@ unsafe fn book(thread: *mut Thread, end: u64) {
         );
         return;
     }
+    // SAFETY: as above; its outermost frame. Who holds what it waits for need not be in a traced call.
+    unsafe {
+        if (*wait).turns.before[0].process != process {
+            (*frame_below(thread, 1)).shared = 1;
+        }
+    }
     let mut until = end;
+    let mut strangers = false;
     for turn in 0..MAX_TURNS {
         // SAFETY: within the array.
-        let Turn { process: culprit, since } = unsafe { (*wait).before[turn] };
+        let Turn { process: culprit, since } = unsafe { (*wait).turns.before[turn] };
         if culprit == 0 {
             break;
         }
+        strangers |= culprit != process;
         let start = if since > from { since } else { from };
         if until > start {
             let key = BlameKey { victim: process, culprit, stack, waker: WAKER_PROCESS, pad: [0; 3] };
@@ -188,6 +213,12 @@ unsafe fn book(thread: *mut Thread, end: u64) {
         if until <= from {
             return;
         }
+    }
+    if !strangers {
+        // The process's own threads take a lock of its own again and again, and each call is a new turn.
+        let key = BlameKey { victim: process, culprit: process, stack, waker: WAKER_PROCESS, pad: [0; 3] };
+        blame(&key, until - from, 0);
+        return;
     }
     note(Note::TurnsTruncated);
     let key = BlameKey { victim: process, culprit: 0, stack, waker: WAKER_UNSEEN, pad: [0; 3] };
@@ -243,30 +274,40 @@ pub fn sched_waking(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// A thread in a traced call wakes one that is in none, but may take what it waited for all the same: NVML's callers do.
+/// A thread in a traced call wakes one that is in none, but may take what it waited for all the same: NVML's callers
+/// do. So does one that dies in a call, of which nothing is left but its process.
 #[inline(never)]
 fn pass_turn(ctx: &RawTracePointContext, settings: &Settings, tid: u32) {
-    let Some(own) = calling(bpf_get_current_pid_tgid() as u32) else {
-        return;
+    let ids = bpf_get_current_pid_tgid();
+    let (turns, dying) = match calling(ids as u32) {
+        // SAFETY: a live map value.
+        Some(own) => (unsafe { &raw const (*own).wait.turns }, 0),
+        None => {
+            if task_flags(settings) & PF_EXITING == 0 {
+                return;
+            }
+            let tgid = (ids >> 32) as u32;
+            let (Some(zero), Some(id)) = (ZERO_TURNS.get_ptr(0), ENDED.get_ptr(&tgid)) else {
+                return;
+            };
+            // SAFETY: a live map value.
+            (zero, unsafe { *id })
+        }
     };
     if in_interrupt(ctx, settings) {
         return;
     }
     // SAFETY: a live map value.
-    let passed = unsafe {
-        let wait = &raw const (*own).wait;
-        let before = &raw const (*wait).before;
-        Passed {
-            since: now(),
-            before: [
-                Turn { process: (*own).process, since: (*wait).turn },
-                (*before)[0],
-                (*before)[1],
-                (*before)[2],
-            ],
+    let _ = TURNS.insert(&tid, unsafe { &*turns }, ANY);
+    if let Some(passed) = TURNS.get_ptr_mut(&tid) {
+        // SAFETY: a live map value.
+        unsafe {
+            (*passed).passed_at = now();
+            if dying != 0 {
+                (*passed).process = dying;
+            }
         }
-    };
-    let _ = TURNS.insert(&tid, &passed, ANY);
+    }
 }
 
 #[inline(always)]
@@ -275,11 +316,14 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
     let at = now();
     let waker = if ids == 0 || in_interrupt(ctx, settings) {
         WAKER_DEVICE
-    } else if kernel_thread(settings) {
-        WAKER_KERNEL
     } else {
-        take_turn(wait, ids as u32, (ids >> 32) as u32, at);
-        WAKER_PROCESS
+        let flags = task_flags(settings);
+        if flags & PF_KTHREAD != 0 {
+            WAKER_KERNEL
+        } else {
+            take_turn(wait, ids, at, flags & PF_EXITING);
+            WAKER_PROCESS
+        }
     };
     // SAFETY: a live map value; a thread that is being woken for the first time has one waker.
     unsafe {
@@ -290,43 +334,46 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
 
 /// The current process hands its turn to a waiting thread.
 #[inline(never)]
-fn take_turn(wait: *mut Wait, tid: u32, tgid: u32, at: u64) {
+fn take_turn(wait: *mut Wait, ids: u64, at: u64, exiting: u32) {
+    let (tid, tgid) = (ids as u32, (ids >> 32) as u32);
     // SAFETY: a live map value, by the caller.
+    let turns = unsafe { &raw mut (*wait).turns };
+    // SAFETY: live map values; indices are within the arrays.
     unsafe {
         if let Some(own) = calling(tid) {
-            let before = &raw const (*own).wait.before;
-            (*wait).before[3] = (*before)[2];
-            (*wait).before[2] = (*before)[1];
-            (*wait).before[1] = (*before)[0];
-            (*wait).before[0] = Turn { process: (*own).process, since: (*own).wait.turn };
+            let from = &raw const (*own).wait.turns;
+            for place in 1..MAX_TURNS {
+                (*turns).before[place] = (*from).before[place - 1];
+            }
+            (*turns).before[0] = Turn { process: (*from).process, since: (*from).since };
         } else {
-            let process = match PROCESS_IDS.get_ptr(&tgid) {
+            let known = match PROCESS_IDS.get_ptr(&tgid) {
+                None if exiting != 0 => ENDED.get_ptr(&tgid),
+                known => known,
+            };
+            let process = match known {
                 Some(known) => *known,
                 None => meet(tgid, NO_OPERATION),
             };
-            match TURNS.get_ptr(&tid) {
-                Some(passed) => {
-                    let before = &raw const (*passed).before;
-                    (*wait).before[3] = (*before)[2];
-                    (*wait).before[2] = (*before)[1];
-                    (*wait).before[1] = (*before)[0];
-                    (*wait).before[0] = Turn { process, since: (*passed).since };
+            (*turns).before[0] = Turn { process, since: 0 };
+            (*turns).before[1].process = 0;
+            if let Some(from) = TURNS.get_ptr(&tid) {
+                for place in 2..MAX_TURNS {
+                    (*turns).before[place] = (*from).before[place - 2];
                 }
-                None => {
-                    (*wait).before[0] = Turn { process, since: 0 };
-                    (*wait).before[1] = Turn { process: 0, since: 0 };
-                }
+                (*turns).before[1] = Turn { process: (*from).process, since: (*from).since };
+                (*turns).before[0].since = (*from).passed_at;
             }
         }
-        (*wait).turn = at;
+        (*turns).since = at;
     }
 }
 
 #[inline(always)]
-fn kernel_thread(settings: &Settings) -> bool {
+fn task_flags(settings: &Settings) -> u32 {
     // SAFETY: a helper without arguments.
     let task = unsafe { bpf_get_current_task() };
-    read_kernel::<u32>(task + u64::from(settings.flags_offset)).is_some_and(|flags| flags & PF_KTHREAD != 0)
+    read_kernel(task + u64::from(settings.flags_offset)).unwrap_or(0)
 }
 
 /// Whether what runs now has interrupted the current task, which then has nothing to do with it.

@@ -9,6 +9,8 @@ mod table;
 mod tenants;
 #[path = "demo/verdict.rs"]
 mod verdict;
+#[path = "demo/waiting.rs"]
+mod waiting;
 
 use std::{
     collections::BTreeMap,
@@ -22,13 +24,19 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use cotenant_model::GpuId;
-use cotenant_node::{Agent, SimulatedNode, compare::TenantTruth, scrape::Scrape};
+use cotenant_node::{
+    Agent, SimulatedNode,
+    compare::TenantTruth,
+    scrape::Scrape,
+    waits::{SYMBOLS, WaitTruth},
+};
 use cotenant_sim_state::{NodeConfig, truth};
 
 use crate::{
     table::Table,
     tenants::{Plan, Resident},
     verdict::Verdict,
+    waiting::Explained,
 };
 
 const GPUS: usize = 2;
@@ -83,7 +91,7 @@ fn demo(length: Duration) -> Result<bool> {
     println!("a simulated node with {GPUS} GPUs (one at a time on a host: another one is waited for)");
     let node = SimulatedNode::create(&place, &NodeConfig::h200(GPUS, 1.0))?;
     alone();
-    let mut agent = node.agent("")?;
+    let mut agent = node.agent(SYMBOLS)?;
     println!(
         "the agent (pid {}) serves http://{}/metrics; its log is {}/agent.log\n",
         agent.pid(),
@@ -99,12 +107,30 @@ fn demo(length: Duration) -> Result<bool> {
     let scrape = last(&agent)?;
     let truths = truths(&node, &residents)?;
     let verdict = Verdict::of(&scrape, &truths);
-    write(&directory, &scrape, &truths, &residents, &verdict)?;
+    let labels =
+        residents.iter().map(|resident| (resident.tenant.pid(), resident.plan.label.to_owned())).collect();
+    let waiting =
+        waiting::report(&scrape, &WaitTruth::read(&node.directory)?.by_tenant(&labels), &incidents(&agent)?);
+    write(&directory, &scrape, &truths, &residents, &verdict, &waiting)?;
     drop(residents);
     let stopped = agent.stop()?;
     println!("the agent stopped in {} ms", stopped.as_millis());
     println!("{}/ has metrics.prom, truth.json and report.txt", directory.display());
     Ok(verdict.differences.is_empty())
+}
+
+/// Everything that the agent took for an incident, oldest first.
+fn incidents(agent: &Agent) -> Result<Vec<Explained>> {
+    let answer: serde_json::Value =
+        serde_json::from_str(&agent.get("/api/v1/incidents", "application/json")?)?;
+    let list = answer["incidents"].as_array().context("a list of incidents")?;
+    let explained = |incident: &serde_json::Value| -> Result<Explained> {
+        Ok(Explained {
+            line: incident["line"].as_str().context("a line")?.to_owned(),
+            explanation: serde_json::from_value(incident["explanation"].clone())?,
+        })
+    };
+    list.iter().rev().map(explained).collect()
 }
 
 /// A scrape whose every part was read after the tenants were done: NVML's is up to `REST` late.
@@ -223,10 +249,11 @@ fn write(
     truths: &BTreeMap<String, TenantTruth>,
     residents: &[Resident],
     verdict: &Verdict,
+    waiting: &str,
 ) -> Result<()> {
     let story = |plan: &Plan| (plan.label.to_owned(), plan.story.to_owned());
     let stories = residents.iter().map(|resident| story(&resident.plan)).collect();
-    let report = verdict::report(scrape, truths, &stories, verdict);
+    let report = format!("{}\n{waiting}", verdict::report(scrape, truths, &stories, verdict));
     fs::write(directory.join("metrics.prom"), &scrape.text)?;
     fs::write(directory.join("truth.json"), format!("{:#}\n", verdict::truth(truths, verdict)))?;
     fs::write(directory.join("report.txt"), &report)?;

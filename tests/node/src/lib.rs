@@ -1,9 +1,12 @@
 //! Owns a simulated node with the real agent on it: directories, cgroups, processes, scrapes.
 //! Refuses to stand in for the agent: what is compared came out of its own /metrics.
 
+pub mod cgroup;
 pub mod compare;
 pub mod scrape;
 pub mod waits;
+
+pub use cgroup::Cgroup;
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +16,7 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -39,43 +42,6 @@ pub fn artefacts() -> Result<PathBuf> {
         );
     }
     Ok(directory.to_owned())
-}
-
-/// A directory in the unified hierarchy, removed on drop.
-pub struct Cgroup(PathBuf);
-
-impl Cgroup {
-    /// Makes `path` (and what it lies in) below the host's cgroup2 mount.
-    pub fn create(path: &str) -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/mounts")?;
-        let mount = mounts
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>())
-            .find(|fields| fields.get(2) == Some(&"cgroup2"))
-            .and_then(|fields| fields.get(1).map(ToString::to_string))
-            .context("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup/unified")?;
-        let directory = Path::new(&mount).join(path);
-        fs::create_dir_all(&directory)
-            .with_context(|| format!("cannot make {} (root?)", directory.display()))?;
-        Ok(Self(directory))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // Its processes may take a moment to leave; the parents may be others' too and then stay.
-        for _ in 0..50 {
-            if fs::remove_dir(&self.0).is_ok() {
-                break;
-            }
-            sleep(Duration::from_millis(20));
-        }
-        for parent in self.0.ancestors().skip(1) {
-            if parent.join("cgroup.procs").exists() && fs::remove_dir(parent).is_err() {
-                break;
-            }
-        }
-    }
 }
 
 /// The node: shared state, a libcuda of its own, an NVML of its own.
@@ -157,6 +123,19 @@ impl SimulatedNode {
         self.tenant_under("", name, cgroup, script, environment)
     }
 
+    /// A program of one's own on this node, to be run in a cgroup.
+    pub fn command(&self, cgroup: &Cgroup, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command
+            .arg("-c")
+            .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
+            .arg(&cgroup.0)
+            .arg(program)
+            .args(arguments)
+            .env(NODE_VARIABLE, &self.directory);
+        command
+    }
+
     /// Starts a tenant as `launcher` (words of a shell that end before the program) does it.
     pub fn tenant_under(
         &self,
@@ -168,11 +147,8 @@ impl SimulatedNode {
     ) -> Result<Tenant> {
         let path = self.directory.join(format!("{name}.script"));
         fs::write(&path, script)?;
-        let mut command = Command::new("/bin/sh");
+        let mut command = cgroup.command(launcher);
         command
-            .arg("-c")
-            .arg(format!("echo $$ > \"$0/cgroup.procs\" && exec {launcher} \"$1\" \"$2\""))
-            .arg(&cgroup.0)
             .arg(self.artefacts.join("cotenant-sim-tenant"))
             .arg(&path)
             .env(NODE_VARIABLE, &self.directory)
@@ -222,7 +198,12 @@ impl Agent {
     }
 
     pub fn status(&self) -> Result<serde_json::Value> {
-        Ok(serde_json::from_str(&self.get("/status", "application/json")?)?)
+        self.json("/status")
+    }
+
+    pub fn json(&self, path: &str) -> Result<serde_json::Value> {
+        let text = self.get(path, "application/json")?;
+        serde_json::from_str(&text).with_context(|| format!("{path} answered {text:?}"))
     }
 
     /// Scrapes until it is as wanted.
@@ -342,10 +323,15 @@ impl Tenant {
 
     /// Waits for its own end.
     pub fn end(&mut self) -> Result<()> {
-        drop(self.stdin.take());
-        let status = self.child.wait()?;
+        let status = self.ending()?;
         ensure!(status.success(), "{} ended with {status}", self.name);
         Ok(())
+    }
+
+    /// Waits for its end, whatever that is.
+    pub fn ending(&mut self) -> Result<ExitStatus> {
+        drop(self.stdin.take());
+        Ok(self.child.wait()?)
     }
 }
 

@@ -28,15 +28,18 @@ pub enum Holder {
 pub struct Calls {
     pub count: u64,
     pub duration: u64,
+    /// Of the duration: on a processor, spinning included.
+    pub ran: u64,
     /// Of the duration: blocked, and spinning for a lock that another held.
     pub blocked: u64,
     pub spun: u64,
 }
 
 impl Calls {
-    /// What a call takes. `None`: there was none.
-    pub fn mean(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.duration as f64 / self.count as f64)
+    /// What such calls took on a processor beyond what they take alone. `None`: there is nothing to compare with.
+    pub fn excess(&self, alone: &Self) -> Option<f64> {
+        let each = (alone.count > 0).then(|| alone.ran as f64 / alone.count as f64)?;
+        Some(self.ran as f64 - self.count as f64 * each)
     }
 }
 
@@ -61,6 +64,7 @@ impl WaitTruth {
             let of = all.calls.entry((call.pid, call.operation)).or_default();
             of.count += 1;
             of.duration += call.end.saturating_sub(call.start);
+            of.ran += call.ran;
         }
         for wait in waits {
             for turn in &wait.turns {
@@ -102,6 +106,7 @@ impl WaitTruth {
             Calls {
                 count: now.count - before.count,
                 duration: now.duration - before.duration,
+                ran: now.ran - before.ran,
                 blocked: now.blocked - before.blocked,
                 spun: now.spun - before.spun,
             }
@@ -156,13 +161,17 @@ mod tests {
             operation: Operation::MemAlloc,
             start: 0,
             end: 1_000,
+            ran: 400,
             bytes: 0,
             code: 0,
         };
         let truth = WaitTruth::of(&waits, &[call]);
         assert_eq!(truth.waited, BTreeMap::from([((1, Class::RmApiLock), 200), ((1, Class::Reclaim), 300)]));
-        let expected = Calls { count: 1, duration: 1_000, blocked: 500, spun: 20 };
+        let expected = Calls { count: 1, duration: 1_000, ran: 400, blocked: 500, spun: 20 };
         assert_eq!(truth.calls[&(1, Operation::MemAlloc)], expected);
+        let alone = Calls { count: 10, ran: 3_000, ..Calls::default() };
+        assert_eq!(expected.excess(&alone), Some(100.0));
+        assert_eq!(expected.excess(&Calls::default()), None);
         let tenants = [(1, "a"), (2, "b"), (3, "b")].map(|(pid, name)| (pid, name.to_owned()));
         let by_tenant = truth.by_tenant(&tenants.into());
         let of = |culprit: &str, class| by_tenant.get(&("a".to_owned(), culprit.to_owned(), class)).copied();

@@ -1,34 +1,58 @@
-//! Owns the facts of a failed allocation, as they were when it failed.
+//! Owns the facts of a failed allocation, as they were when it failed, and how many failures there were.
 //! Refuses the verdict: that is the model's.
+//!
+//! The kernel counts every failure and reports some, with who held the GPU then. The count is what is told; a report is
+//! the word on one of them. Both travel by different ways, so a report may come a tick before or after its count.
 
-use std::collections::{BTreeMap, VecDeque};
+mod overheads;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use cotenant_model::{
     CudaError, DeviceSample, GpuId, Operation, ProcessId, Tenant, TenantKind,
     report::{FailedCall, RetriedCall},
-    sample::{GpuRef, KernelSample},
-    verdict::{Ask, Failures, Fold, Success},
+    sample::{GpuRef, KernelSample, LedgerRow},
+    verdict::{Arena, Ask, Failures, Fold, Success},
 };
 
-use super::{Clock, Tick, history::History};
+use super::{Clock, Tick, history::History, roll::Roll};
+use overheads::Overheads;
 
-/// Polls from which the bytes outside every ledger are told.
-const POLLS: usize = 9;
+/// Ticks for which a failure waits for a first report on any of its kind.
+const PATIENCE: u32 = 2;
 
-/// Bytes of a GPU that no ledger holds (contexts, modules, processes that nobody traced), poll by poll. A poll and a
-/// reading of the ledger are up to a tick apart, and a burst between them is no overhead: the median says what stays.
+type Key = (ProcessId, Operation);
+
+/// Refusals of memory to one process by one operation.
 #[derive(Default)]
-struct Overheads {
-    polls: BTreeMap<GpuId, VecDeque<u64>>,
-    taken: Option<std::time::Duration>,
+struct Account {
+    /// How many were told.
+    told: u64,
+    /// What was reported last.
+    last: Option<(f64, Box<Ask>)>,
+    waited: u32,
+}
+
+/// What came through the ring, in its order.
+pub(super) enum Word {
+    Failed { at: f64, key: Key, ask: Box<Ask> },
+    Retried { process: ProcessId, success: Success },
+}
+
+impl Word {
+    const fn process(&self) -> ProcessId {
+        match self {
+            Self::Failed { key: (process, _), .. } | Self::Retried { process, .. } => *process,
+        }
+    }
 }
 
 pub(super) struct Asks {
     pub(super) records: Failures,
     overheads: Overheads,
-    /// Failures by process and operation at the last tick, and the last ask of each in this one.
-    counted: BTreeMap<(ProcessId, Operation), u64>,
-    last: BTreeMap<(ProcessId, Operation), (f64, u64, Ask)>,
+    accounts: BTreeMap<Key, Account>,
+    /// Words that came before their count: a process's wait together, for their order matters.
+    early: Vec<Word>,
 }
 
 impl Default for Asks {
@@ -36,66 +60,78 @@ impl Default for Asks {
         Self {
             records: Failures::new(Fold::default()),
             overheads: Overheads::default(),
-            counted: BTreeMap::new(),
-            last: BTreeMap::new(),
+            accounts: BTreeMap::new(),
+            early: Vec::new(),
         }
+    }
+}
+
+/// Who held a GPU.
+struct Census {
+    holders: Vec<(ProcessId, u64)>,
+    total: u64,
+    own: u64,
+    at_failure: bool,
+}
+
+impl Census {
+    /// As it was when the call failed. The kernel knows a GPU by what the process said of it before; where that was
+    /// nothing, it finds no holder there, and the ledger as it is now is the next best.
+    fn of(call: &FailedCall, gpu: &GpuId, kernel: &KernelSample) -> Self {
+        let FailedCall { holders, total, own, .. } = call;
+        let mut census = Self { holders: holders.clone(), total: *total, own: *own, at_failure: true };
+        if call.total > 0 {
+            return census;
+        }
+        for process in kernel.processes.iter().filter(|process| process.ended.is_none()) {
+            let here = |row: &&LedgerRow| {
+                row.kind.is_device() && row.live > 0 && row.gpu == GpuRef::Known(gpu.clone())
+            };
+            let bytes: u64 = process.ledger.iter().filter(here).map(|row| row.live).sum();
+            if bytes > 0 {
+                census.holders.push((process.id, bytes));
+                census.total += bytes;
+                census.own += if process.id == call.process { bytes } else { 0 };
+                census.at_failure = false;
+            }
+        }
+        census
     }
 }
 
 impl Asks {
     /// Learns from an NVML poll that was not seen before.
     pub(super) fn calibrate(&mut self, device: &DeviceSample, kernel: &KernelSample) {
-        if self.overheads.taken == Some(device.taken) {
-            return;
-        }
-        self.overheads.taken = Some(device.taken);
-        self.overheads.polls.retain(|gpu, _| device.gpus.iter().any(|known| known.id == *gpu));
-        for gpu in &device.gpus {
-            let Ok(memory) = gpu.memory else { continue };
-            let ledger: u64 = kernel
-                .processes
-                .iter()
-                .filter(|process| process.ended.is_none())
-                .flat_map(|process| &process.ledger)
-                .filter(|row| row.kind.is_device() && row.gpu == GpuRef::Known(gpu.id.clone()))
-                .map(|row| row.live)
-                .sum();
-            let polls = self.overheads.polls.entry(gpu.id.clone()).or_default();
-            polls.push_back(memory.total.saturating_sub(memory.free).saturating_sub(ledger));
-            if polls.len() > POLLS {
-                polls.pop_front();
-            }
-        }
+        self.overheads.learn(device, kernel);
     }
 
     pub(super) fn failed(
-        &mut self,
+        &self,
         call: &FailedCall,
         gpu: Option<GpuId>,
         tick: &Tick<'_>,
-        history: &History,
+        (history, roll): (&History, &Roll),
         clock: Clock,
-    ) {
-        let Some(tenant) = tick.tenants.get(&call.process).cloned() else { return };
-        let ask = self.ask(call, gpu, tenant, tick, history);
-        let at = clock.unix_of(call.at);
-        self.records.failed(at, 1, &ask);
-        let last = self.last.entry((call.process, call.operation)).or_insert((at, 0, ask.clone()));
-        *last = (at, last.1 + 1, ask);
+    ) -> Option<Word> {
+        let tenant = roll.of(call.process)?;
+        let ask = Box::new(self.ask(call, gpu, tenant, tick, (history, roll)));
+        Some(Word::Failed { at: clock.unix_of(call.at), key: (call.process, call.operation), ask })
     }
 
     fn ask(
         &self,
         call: &FailedCall,
         gpu: Option<GpuId>,
-        tenant: Tenant,
+        tenant: &Tenant,
         tick: &Tick<'_>,
-        history: &History,
+        (history, roll): (&History, &Roll),
     ) -> Ask {
         let mut ask = Ask::new(tenant.clone(), call.operation, call.error);
         ask.requested = call.requested;
         ask.process = Some(call.process);
-        let Some(gpu) = gpu else { return ask };
+        // Pinned host memory is the host's: what is known of the GPU says nothing about it.
+        let Some(gpu) = gpu.filter(|_| Arena::of(call.operation) != Some(Arena::Host)) else { return ask };
+        let census = Census::of(call, &gpu, tick.kernel);
         let ended = |id: ProcessId| {
             let process = tick.kernel.processes.iter().find(|process| process.id == id);
             process.is_some_and(|process| process.ended_at != 0 && process.ended_at < call.at)
@@ -103,23 +139,30 @@ impl Asks {
         let mut holders: BTreeMap<Tenant, u64> = BTreeMap::new();
         let mut own_processes: BTreeMap<ProcessId, u64> = BTreeMap::new();
         let mut dead = 0;
-        for (id, bytes) in &call.holders {
+        for (id, bytes) in &census.holders {
             if ended(*id) {
                 // The driver took its memory back; the ledger is cleared a little later.
                 dead += bytes;
                 continue;
             }
             let unknown = || Tenant::plain(TenantKind::Unknown, "gone");
-            let holder = tick.tenants.get(id).cloned().unwrap_or_else(unknown);
-            if holder == tenant {
+            let holder = roll.of(*id).cloned().unwrap_or_else(unknown);
+            if holder == *tenant {
                 *own_processes.entry(*id).or_default() += bytes;
             } else {
                 *holders.entry(holder).or_default() += bytes;
             }
         }
-        own_processes.insert(call.process, call.own);
-        ask.own_live = Some(own_processes.values().sum());
+        own_processes.insert(call.process, census.own);
+        let own: u64 = own_processes.values().sum();
+        ask.own_live = Some(own);
         ask.own_processes = own_processes.into_iter().collect();
+        let mut held = holders.clone();
+        held.insert(tenant.clone(), own);
+        if let Some(mut growth) = history.growth_to(&gpu, &held) {
+            ask.own_growth = growth.remove(tenant);
+            ask.growth = Some(growth.into_iter().collect());
+        }
         let mut holders: Vec<_> = holders.into_iter().collect();
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         ask.holders = Some(holders);
@@ -129,57 +172,122 @@ impl Asks {
             ask.capacity = Some(memory.total);
             ask.reserved = memory.reserved;
             if let Some(overhead) = self.overheads.of(&gpu) {
-                let ledger = call.total.saturating_sub(dead);
+                let ledger = census.total.saturating_sub(dead);
                 ask.free = Some(memory.total.saturating_sub(overhead).saturating_sub(ledger));
-                ask.free_age_seconds = Some(0.0);
+                ask.free_age_seconds = census.at_failure.then_some(0.0);
             }
-        }
-        if let Some(growth) = history.growth() {
-            let here = growth.into_iter().filter(|((_, place), _)| *place == gpu);
-            let (own, others): (Vec<_>, Vec<_>) = here.partition(|((holder, _), _)| *holder == tenant);
-            ask.own_growth = own.first().map(|(_, bytes)| *bytes);
-            ask.growth = Some(others.into_iter().map(|((holder, _), bytes)| (holder, bytes)).collect());
         }
         ask.gpu = Some(gpu);
         ask
     }
 
-    pub(super) fn retried(&mut self, call: &RetriedCall, gpu: Option<GpuId>, tick: &Tick<'_>, clock: Clock) {
-        let Some(tenant) = tick.tenants.get(&call.process).cloned() else { return };
-        self.records.succeeded(&Success {
+    pub(super) fn retried(call: &RetriedCall, gpu: Option<GpuId>, roll: &Roll, clock: Clock) -> Option<Word> {
+        let success = Success {
             at_unix: clock.unix_of(call.at),
-            tenant,
+            tenant: roll.of(call.process)?.clone(),
             gpu,
             operation: call.operation,
             bytes: call.bytes,
             freed: None,
-        });
+        };
+        Some(Word::Retried { process: call.process, success })
     }
 
-    /// Adds the failures that were counted in the kernel and came too fast to be reported one by one.
-    pub(super) fn count(&mut self, tick: &Tick<'_>, _clock: Clock) {
-        let mut counted = BTreeMap::new();
-        for process in &tick.kernel.processes {
-            for row in process.failures.iter().filter(|row| row.error == CudaError::OUT_OF_MEMORY) {
+    /// Tells what was counted since the last tick, by the words that came for it.
+    pub(super) fn tell(&mut self, words: Vec<Word>, tick: &Tick<'_>, roll: &Roll, clock: Clock) {
+        let again = std::mem::take(&mut self.early).into_iter().map(|word| (true, word));
+        let words: Vec<(bool, Word)> = again.chain(words.into_iter().map(|word| (false, word))).collect();
+        let mut reported: BTreeMap<Key, u64> = BTreeMap::new();
+        for (_, word) in &words {
+            if let Word::Failed { key, .. } = word {
+                *reported.entry(*key).or_default() += 1;
+            }
+        }
+        let mut fresh = self.fresh(tick.kernel);
+        // What an ended process did is counted to its last.
+        let alive = |id: ProcessId| {
+            tick.kernel.processes.iter().any(|process| process.id == id && process.ended.is_none())
+        };
+        let mut ahead: BTreeSet<ProcessId> = BTreeSet::new();
+        for (again, word) in words {
+            let process = word.process();
+            match word {
+                word if ahead.contains(&process) => self.early.push(word),
+                Word::Failed { at, key, ask } => {
+                    let left = fresh.entry(key).or_default();
+                    if *left == 0 && !again && alive(process) {
+                        ahead.insert(process);
+                        self.early.push(Word::Failed { at, key, ask });
+                        continue;
+                    }
+                    // Those that came too fast to be reported one by one go first, so that the last word is the last.
+                    let first = left.saturating_sub(reported.remove(&key).unwrap_or(u64::MAX));
+                    let count = first + (*left - first).min(1);
+                    *left -= count;
+                    self.records.failed(at, count, &ask);
+                    let account = self.accounts.entry(key).or_default();
+                    account.told += count;
+                    account.last = Some((at, ask));
+                }
+                Word::Retried { success, .. } => {
+                    self.records.succeeded(&success);
+                }
+            }
+        }
+        for (key, count) in fresh.into_iter().filter(|(_, count)| *count > 0) {
+            if !ahead.contains(&key.0) {
+                self.tell_unreported(key, count, tick, roll, clock);
+            }
+        }
+        let there = |id: ProcessId| tick.kernel.processes.iter().any(|process| process.id == id);
+        self.accounts.retain(|(id, _), _| there(*id));
+    }
+
+    /// Refusals that were counted and not told, of the processes of this sample.
+    fn fresh(&self, kernel: &KernelSample) -> BTreeMap<Key, u64> {
+        let mut counted: BTreeMap<Key, u64> = BTreeMap::new();
+        for process in &kernel.processes {
+            for row in process
+                .failures
+                .iter()
+                .filter(|row| row.error == CudaError::OUT_OF_MEMORY && Arena::of(row.operation).is_some())
+            {
                 *counted.entry((process.id, row.operation)).or_default() += row.count;
             }
         }
-        for (key, (at, reported, ask)) in std::mem::take(&mut self.last) {
-            let before = self.counted.get(&key).copied().unwrap_or(0);
-            let fresh: u64 = counted.get(&key).copied().unwrap_or(before).saturating_sub(before);
-            let missing = fresh.saturating_sub(reported);
-            if missing > 0 && ask.error == CudaError::OUT_OF_MEMORY {
-                self.records.failed(at, missing, &ask);
-            }
+        for (key, count) in &mut counted {
+            let told = self.accounts.get(key).map_or(0, |account| account.told);
+            *count = count.saturating_sub(told);
         }
-        self.counted = counted;
+        counted
+    }
+
+    /// By what is known of the last one like it; without one, after a little patience, as a refusal of which only the
+    /// place is known.
+    fn tell_unreported(&mut self, key: Key, count: u64, tick: &Tick<'_>, roll: &Roll, clock: Clock) {
+        let (id, operation) = key;
+        let account = self.accounts.entry(key).or_default();
+        if let Some((at, ask)) = &account.last {
+            self.records.failed(*at, count, ask);
+            account.told += count;
+            return;
+        }
+        let Some(process) = tick.kernel.processes.iter().find(|process| process.id == id) else { return };
+        account.waited += 1;
+        if process.ended.is_none() && account.waited <= PATIENCE {
+            return;
+        }
+        let Some(tenant) = roll.of(id) else { return };
+        let mut ask = Ask::new(tenant.clone(), operation, CudaError::OUT_OF_MEMORY);
+        ask.process = Some(id);
+        ask.gpu = process.failures.iter().find_map(|row| match &row.gpu {
+            GpuRef::Known(gpu) if row.operation == operation => Some(gpu.clone()),
+            _ => None,
+        });
+        self.records.failed(clock.unix, count, &ask);
+        account.told += count;
     }
 }
 
-impl Overheads {
-    fn of(&self, gpu: &GpuId) -> Option<u64> {
-        let mut polls: Vec<u64> = self.polls.get(gpu)?.iter().copied().collect();
-        polls.sort_unstable();
-        polls.get(polls.len() / 2).copied()
-    }
-}
+#[cfg(test)]
+mod tests;

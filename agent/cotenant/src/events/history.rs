@@ -55,19 +55,55 @@ impl History {
             .collect()
     }
 
-    /// How holdings changed over the window; `None` while there is none.
-    pub(super) fn growth(&self) -> Option<BTreeMap<(Tenant, GpuId), i64>> {
+    /// How holdings on one GPU changed over the window, up to a moment between two ticks at which these tenants held
+    /// that much; the others as they are now. `None` while there is no window.
+    pub(super) fn growth_to(
+        &self,
+        gpu: &GpuId,
+        held: &BTreeMap<Tenant, u64>,
+    ) -> Option<BTreeMap<Tenant, i64>> {
         let (_, oldest) = self.past.front()?;
-        Some(changes(oldest, &self.now))
+        let here = |holdings: &Holdings| -> BTreeMap<Tenant, u64> {
+            let rows = holdings.iter().filter(|((_, place), _)| place == gpu);
+            rows.map(|((tenant, _), bytes)| (tenant.clone(), *bytes)).collect()
+        };
+        let mut then = here(&self.now);
+        then.extend(held.iter().map(|(tenant, bytes)| (tenant.clone(), *bytes)));
+        Some(changes(&here(oldest), &then))
     }
 }
 
-fn changes(before: &Holdings, now: &Holdings) -> BTreeMap<(Tenant, GpuId), i64> {
+fn changes<K: Clone + Ord>(before: &BTreeMap<K, u64>, now: &BTreeMap<K, u64>) -> BTreeMap<K, i64> {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let mut changes: BTreeMap<_, i64> =
+    let mut changes: BTreeMap<K, i64> =
         now.iter().map(|(key, bytes)| (key.clone(), signed(*bytes))).collect();
     for (key, bytes) in before {
         *changes.entry(key.clone()).or_default() -= signed(*bytes);
     }
     changes
+}
+
+#[cfg(test)]
+mod tests {
+    use cotenant_model::TenantKind;
+
+    use super::*;
+
+    #[test]
+    fn a_burst_between_two_ticks_is_growth_at_its_moment() {
+        let tenant = |name: &str| Tenant::plain(TenantKind::Docker, name);
+        let gpu = GpuId::from_uuid([1; 16]);
+        let holdings: Holdings = [("a", 5), ("b", 7)]
+            .into_iter()
+            .map(|(name, bytes)| ((tenant(name), gpu.clone()), bytes))
+            .collect();
+        let mut history = History { now: holdings.clone(), ..History::default() };
+        let burst = BTreeMap::from([(tenant("b"), 40)]);
+        assert_eq!(history.growth_to(&gpu, &burst), None, "no window yet");
+        history.past.push_back((0, holdings));
+        let growth = history.growth_to(&gpu, &burst).expect("a window");
+        assert_eq!(growth, BTreeMap::from([(tenant("a"), 0), (tenant("b"), 33)]));
+        let elsewhere = GpuId::from_uuid([2; 16]);
+        assert_eq!(history.growth_to(&elsewhere, &burst), Some(BTreeMap::from([(tenant("b"), 40)])));
+    }
 }

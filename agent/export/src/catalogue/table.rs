@@ -8,9 +8,9 @@ use super::attributes::{
     ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
     CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FUNCTION, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID,
     HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION,
-    LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION, PART,
-    POD, READING, RELATION, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS,
-    XID,
+    LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION,
+    OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, READING, RELATION, SYMBOL_STATE, TENANT,
+    TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -92,6 +92,26 @@ catalogue! {
         "cotenant_agent_nvml_last_collect_success", [], "1",
         "1 when the last NVML poll got every figure that this host has, 0 when NVML does not answer or a figure failed. \
          With 0, missing series mean unknown, not idle. Figures that the hardware does not have do not count.";
+    OtlpDropped: Counter Development Unit::count("{item}"), "cotenant.agent.otlp.dropped",
+        "cotenant_agent_otlp_dropped_total", [OTLP_SIGNAL, OTLP_DROP_REASON], "3 x 7",
+        "Data points, spans and log records that will never reach the OTLP receiver, by reason. Exact.";
+    OtlpExported: Counter Development Unit::count("{item}"), "cotenant.agent.otlp.exported",
+        "cotenant_agent_otlp_exported_total", [OTLP_SIGNAL], "3",
+        "Data points, spans and log records that the OTLP receiver has acknowledged. Exact.";
+    OtlpFailures: Counter Development Unit::count("{request}"), "cotenant.agent.otlp.failures",
+        "cotenant_agent_otlp_failures_total", [OTLP_SIGNAL, OTLP_FAILURE_REASON], "3 x 6",
+        "Attempts to send to the OTLP receiver that failed, by reason. Nothing is lost by one: see \
+         cotenant_agent_otlp_dropped_total.";
+    OtlpAge: Gauge Development Unit::SECONDS, "cotenant.agent.otlp.last_success.age",
+        "cotenant_agent_otlp_last_success_age_seconds", [OTLP_SIGNAL], "3",
+        "Seconds since the OTLP receiver last acknowledged something, when the view was made. Not there before the \
+         first time. Traces and logs are sent when something happens, so only the age for metrics is one to alert on.";
+    OtlpQueueBytes: UpDownCounter Development Unit::BYTES, "cotenant.agent.otlp.queue",
+        "cotenant_agent_otlp_queue_bytes", [OTLP_SIGNAL], "3",
+        "Bytes that wait to be sent, before compression. The request under way is not in here. Exact.";
+    OtlpQueueLength: UpDownCounter Development Unit::count("{item}"), "cotenant.agent.otlp.queue.length",
+        "cotenant_agent_otlp_queue_length", [OTLP_SIGNAL], "3",
+        "Data points, spans and log records that wait to be sent. The request under way is not in here. Exact.";
     ProbeCost: Gauge Development Unit::SECONDS, "cotenant.agent.probe.cost", "cotenant_agent_probe_cost_seconds",
         [], "1",
         "Time in seconds that one probe hit adds to the traced call, calibrated on this host. An estimate, good to some \
@@ -115,7 +135,7 @@ catalogue! {
     BlameSeconds: Counter Stable Unit::SECONDS, "cotenant.gpu.blame", "cotenant_gpu_blame_seconds_total",
         [VICTIM, CULPRIT, RELATION, WAIT_CLASS], "4096 x 7",
         "Time in seconds that a tenant's threads were blocked inside driver calls, by who had what they waited for: \
-         whoever woke the thread, from its own turn on; before that, whoever woke that one, four turns back. Measured by \
+         whoever woke the thread, from its own turn on; before that, whoever woke that one, 16 turns back. Measured by \
          the scheduler's clock; time spent spinning is not in here (see cotenant_gpu_contention_excess_seconds_total).";
     ClocksEvent: Gauge Development Unit::STATE, "cotenant.gpu.clocks_event.active",
         "cotenant_gpu_clocks_event_active", [HW_ID, THROTTLE_REASON], "G x 10",

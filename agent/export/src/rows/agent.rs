@@ -3,14 +3,14 @@
 
 use cotenant_model::device::CallCost;
 use cotenant_model::sample::LibraryState;
-use cotenant_model::view::{FeatureState, View};
+use cotenant_model::view::{FeatureState, OtlpView, View};
 
 use super::device::collected;
 use super::{Distribution, Labels, Sheet, Value};
 use crate::Id;
 use crate::catalogue::attributes::{
-    ABSENCE_REASON, FEATURE, FEATURE_STATE, FUNCTION, LIBRARY_STATE, LOSS_REASON, MAP, NOTE, READING,
-    SYMBOL_STATE, VERSION,
+    ABSENCE_REASON, FEATURE, FEATURE_STATE, FUNCTION, LIBRARY_STATE, LOSS_REASON, MAP, NOTE,
+    OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, READING, SYMBOL_STATE, VERSION,
 };
 
 /// Upper bounds of [`CallCost::buckets`], in seconds.
@@ -21,6 +21,7 @@ pub(super) fn write(sheet: &mut Sheet, view: &View) {
     kernel_side(sheet, view);
     libraries(sheet, &view.agent.libraries);
     nvml(sheet, view);
+    otlp(sheet, &view.agent.otlp);
 }
 
 fn own_cost(sheet: &mut Sheet, view: &View) {
@@ -98,6 +99,25 @@ fn nvml(sheet: &mut Sheet, view: &View) {
         sheet.put(Id::NvmlErrors, labels.clone(), cost.errors);
         sheet.put(Id::NvmlTimeouts, labels.clone(), cost.timeouts);
         sheet.put(Id::NvmlDuration, labels, duration(cost));
+    }
+}
+
+/// Every reason is always there: nothing dropped is a fact.
+fn otlp(sheet: &mut Sheet, signals: &[OtlpView]) {
+    for view in signals {
+        let labels = Labels::default().with(OTLP_SIGNAL, view.signal);
+        sheet.put(Id::OtlpExported, labels.clone(), view.exported);
+        sheet.put(Id::OtlpQueueLength, labels.clone(), view.queued);
+        sheet.put(Id::OtlpQueueBytes, labels.clone(), view.queued_bytes);
+        if let Some(age) = view.last_success_seconds {
+            sheet.put(Id::OtlpAge, labels.clone(), age);
+        }
+        for (reason, items) in &view.dropped {
+            sheet.put(Id::OtlpDropped, labels.clone().with(OTLP_DROP_REASON, reason), *items);
+        }
+        for (reason, attempts) in &view.failures {
+            sheet.put(Id::OtlpFailures, labels.clone().with(OTLP_FAILURE_REASON, reason), *attempts);
+        }
     }
 }
 

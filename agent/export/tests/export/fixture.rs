@@ -13,7 +13,7 @@ use cotenant_model::incident::Kind;
 use cotenant_model::kill::Scope;
 use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
 use cotenant_model::view::{
-    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, Residual, TenantView, View,
+    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantView, View,
 };
 use cotenant_model::{
     Absence, CudaError, Culprit, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
@@ -160,6 +160,15 @@ pub(crate) fn agent() -> AgentView {
         tenants_folded: 0,
         blame_folded: 0,
         holder_candidates: Vec::new(),
+        otlp: vec![OtlpView {
+            signal: "metrics",
+            exported: 12_000,
+            dropped: vec![("queue_full", 3), ("rejected", 0)],
+            failures: vec![("unreachable", 2)],
+            queued: 400,
+            queued_bytes: 81_920,
+            last_success_seconds: Some(12.5),
+        }],
         probe_cost_seconds: Some(0.95e-6),
     }
 }

@@ -8,5 +8,6 @@ mod cases;
 mod fixture;
 mod formats;
 mod guard;
+mod otlp;
 mod readers;
 mod speed;

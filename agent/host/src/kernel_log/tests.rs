@@ -423,7 +423,7 @@ fn c99_live_kills_are_in_log_and_counter_with_their_cgroup() {
     // The kernel leaves summaries out after ten in five seconds: what other tests make die counts as well.
     let mut summaries = Vec::new();
     let mut kills = Kills::default();
-    kills.count(CgroupKills { time_ns: 9, cgroup: cgroup.path.clone(), kills: 5 });
+    kills.count(CgroupKills { since_ns: 0, time_ns: 9, cgroup: cgroup.path.clone(), kills: 5 });
     for record in log.read(10_000).unwrap() {
         if let Some(Notice::Oom(line)) = record.notice(7) {
             if let OomLine::Summary(summary) = &line {

@@ -127,6 +127,11 @@ fn sentence(why: &Because) -> String {
             );
             format!("{} were free ({age}) and {} were asked.", gib_exact(*free), gib_exact(*requested))
         }
+        Because::AtMostFree { bytes, told } => {
+            let told =
+                told.map_or_else(String::new, |told| format!(" (an older reading said {})", gib(told)));
+            format!("By what is booked, no more than {} can have been free{told}.", gib_exact(*bytes))
+        }
         Because::Shortfall { requested, free, missing } => format!(
             "{} were asked, {} were free, {} were missing.",
             gib_exact(*requested),

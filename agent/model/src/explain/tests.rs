@@ -200,6 +200,31 @@ fn the_end_of_a_run_of_pieces() {
 }
 
 #[test]
+fn the_culprit_of_a_row_is_the_one_of_its_kind() {
+    let mut incidents = Incidents::new(Rules::default());
+    let mut failures = Failures::new(Fold::default());
+    let mut observation = observed(T0);
+    observation.waits = vec![WaitDelta {
+        victim: tenant("infer"),
+        culprit: Culprit::Tenant(tenant("burst")),
+        class: WaitClass::GpuLock,
+        gpus: vec![gpu(1)],
+        seconds: 0.9,
+        waits: 1,
+        longest: None,
+        stack: Vec::new(),
+    }];
+    // Refused for its own memory while a neighbour made it wait.
+    let facts = Ask { own_live: Some(79 * GIB), ..ask(2 * GIB) };
+    refused(&mut failures, T0, &facts, &mut observation);
+    incidents.observe(&observation);
+    let explained = one(&incidents);
+    assert!(explained.line.contains("allocation_failure  itself -> docker:infer"), "{}", explained.line);
+    assert!(explained.explanation.headline.contains("its own memory is in the way"));
+    assert!(explained.explanation.measured.iter().any(|line| line.contains("docker:burst 100 %")));
+}
+
+#[test]
 fn a_near_miss() {
     let mut incidents = Incidents::new(Rules::default());
     let mut failures = Failures::new(Fold::default());
@@ -354,6 +379,8 @@ fn many_victims_in_the_headline() {
     );
     assert!(explained.line.contains("docker:burst -> docker:v19 (+19)"), "{}", explained.line);
     assert!(explained.explanation.measured[0].ends_with("longest single wait unknown."));
+    assert_eq!(explained.explanation.measured.len(), 8 + 1 + 1, "eight victims, the causes, the rest");
+    assert_eq!(explained.explanation.measured[9], "12 more lines are not shown.");
     assert!(explained.explanation.because[0].ends_with("kernel stack unknown."));
 }
 

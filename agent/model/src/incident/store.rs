@@ -258,6 +258,7 @@ impl Incidents {
             .filter_map(|place| self.by_place.get(place))
             .chain(ties.pairs.iter().filter_map(|pair| self.by_pair.get(pair)))
             .copied()
+            .filter(|id| self.open.contains_key(id))
             .collect();
         let mut known = known.into_iter();
         let id = match known.next() {

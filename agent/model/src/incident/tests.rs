@@ -158,6 +158,25 @@ fn opens_only_above_the_least_time() {
 }
 
 #[test]
+fn a_period_longer_than_the_window_is_its_own_window() {
+    let mut incidents = Incidents::new(Rules::default());
+    let mut minute = |n: f64, seconds| {
+        incidents
+            .observe(&Observation {
+                at_unix: T0 + n * 60.0,
+                elapsed: 60.0,
+                waits: vec![wait("a", by("b"), 1, seconds)],
+                ..Observation::default()
+            })
+            .opened
+            .len()
+    };
+    // 2.4 s are 4 % of a minute, though 24 % of ten seconds.
+    assert_eq!(minute(1.0, 2.4), 0);
+    assert_eq!(minute(2.0, 3.1), 1);
+}
+
+#[test]
 fn one_long_wait_in_a_tick_opens() {
     let mut world = World::new();
     assert_eq!(world.waits(vec![wait("a", by("b"), 1, 0.9)]).opened.len(), 1);
@@ -264,6 +283,44 @@ fn c16_the_top_culprit_comes_first_with_its_share() {
     let victim = &incident.victims[0];
     assert!((victim.blocked_share.unwrap() - 0.71).abs() < 1e-9, "by neighbours, by wall time");
     assert!((victim.blocked_seconds - 5.0).abs() < 1e-9);
+}
+
+#[test]
+fn the_worst_window_is_remembered() {
+    let mut world = World::new();
+    for seconds in [0.6, 0.9, 0.9, 0.9] {
+        world.waits(vec![wait("a", by("b"), 1, seconds)]);
+    }
+    world.quiet(10);
+    for _ in 0..10 {
+        world.waits(vec![wait("a", by("b"), 1, 0.02)]);
+    }
+    let victim = world.one().victims.remove(0);
+    assert!((victim.peak_share.unwrap() - 0.33).abs() < 1e-9, "{victim:?}");
+    assert!(victim.blocked_share.unwrap() < 0.15, "{victim:?}");
+}
+
+#[test]
+fn the_first_culprit_is_the_one_of_the_kind() {
+    let mut world = World::new();
+    let mut failures = Failures::new(Fold::default());
+    world.waits(vec![wait("a", by("waker"), 1, 0.9)]);
+    world.tick(|observation, at| {
+        observation.stalls = vec![Stall {
+            victim: tenant("a"),
+            class: WaitClass::GpuLock,
+            gpus: vec![gpu(1)],
+            since_unix: at - 6.0,
+            holder: Some(by("holder")),
+        }];
+    });
+    let incident = world.one();
+    assert_eq!((incident.kind, &incident.culprits[0].tenant), (Kind::Stall, &tenant("holder")));
+    let record = refusal(&mut failures, world.at, "a", 1, &[("grower", 78 * GIB, 0)]);
+    world.tick(|observation, _| observation.failures = vec![record]);
+    let incident = world.one();
+    assert_eq!((incident.kind, &incident.culprits[0].tenant), (Kind::AllocationFailure, &tenant("grower")));
+    assert_eq!(incident.culprits.len(), 3);
 }
 
 #[test]

@@ -30,13 +30,16 @@ impl Case {
             )
         });
         let mut culprits = self.culprits(blocked, &memory);
-        let by_memory = matches!(kind, Kind::AllocationFailure | Kind::NearMiss);
         culprits.sort_by(|a, b| {
             let key = |blame: &Blame| {
                 let (wait, memory) = (blame.wait_share.unwrap_or(0.0), blame.memory_share.unwrap_or(0.0));
-                if by_memory { (memory, wait) } else { (wait, memory) }
+                match kind {
+                    Kind::AllocationFailure | Kind::NearMiss => [memory, wait],
+                    Kind::Stall => [blame.holds_stalled as f64, wait],
+                    _ => [wait, memory],
+                }
             };
-            let ((first_a, second_a), (first_b, second_b)) = (key(a), key(b));
+            let ([first_a, second_a], [first_b, second_b]) = (key(a), key(b));
             first_b
                 .total_cmp(&first_a)
                 .then(second_b.total_cmp(&second_a))
@@ -107,7 +110,7 @@ impl Case {
         }
         for record in self.failures.values() {
             let victim = victims.entry(record.tenant.clone()).or_insert_with(|| unhurt(&record.tenant));
-            let failed = record.count.saturating_sub(record.near_misses);
+            let failed = if record.recovered { 0 } else { record.count.saturating_sub(record.near_misses) };
             victim.failures = victim.failures.saturating_add(failed);
             victim.near_misses = victim.near_misses.saturating_add(record.near_misses);
             victim.largest_refused_bytes =

@@ -188,8 +188,8 @@ impl Kills {
                     continue;
                 }
                 let own = counter.cgroup == cgroup;
-                // Only a reading after the kill can speak against it.
-                read |= own && counter.time_ns >= kill.time_ns;
+                // Only a difference over the moment of the kill can speak against it.
+                read |= own && (counter.since_ns..=counter.time_ns).contains(&kill.time_ns);
                 if counter.kills > 0 {
                     counter.kills -= 1;
                     counted |= own;

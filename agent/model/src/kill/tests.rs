@@ -38,7 +38,7 @@ fn killed(pid: u32) -> OomLine {
 }
 
 fn counter(time_ns: u64, cgroup: &str, kills: u64) -> CgroupKills {
-    CgroupKills { time_ns, cgroup: cgroup.to_owned(), kills }
+    CgroupKills { since_ns: 0, time_ns, cgroup: cgroup.to_owned(), kills }
 }
 
 fn nobody(_: u32, _: Option<&str>) -> Option<Tenant> {
@@ -250,6 +250,11 @@ fn c103_a_process_that_was_dying_anyway_is_not_killed_again() {
     let mut kills = Kills::default();
     kills.count(counter(10 * SECOND - 1, "/a", 0));
     kills.mark(marked(10 * SECOND, 1, "a", (1, "a")));
+    assert_eq!(one(&kills.settle(LATER, nobody)).agreement, Agreement::ProbeOnly);
+    // Nor does one that begins after it: the kill is in the reading that it is compared with.
+    let mut kills = Kills::default();
+    kills.mark(marked(10 * SECOND, 1, "a", (1, "a")));
+    kills.count(CgroupKills { since_ns: 10 * SECOND + 1, ..counter(11 * SECOND, "/a", 0) });
     assert_eq!(one(&kills.settle(LATER, nobody)).agreement, Agreement::ProbeOnly);
 }
 

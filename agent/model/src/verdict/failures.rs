@@ -124,16 +124,21 @@ impl Failures {
         Self { fold, open: BTreeMap::new(), finished: Vec::new(), next: 0, unfolded: 0 }
     }
 
-    /// Folds `count` equal failures that ended at `at_unix`. `false` where the code is not a refusal of memory.
+    /// Folds `count` equal failures that ended at `at_unix`. `false` where the code is not a refusal of memory. A count of
+    /// 0 says more about failures that were folded before.
     pub fn failed(&mut self, at_unix: f64, count: u64, ask: &Ask) -> bool {
         let Some(verdict) = judge(ask) else { return false };
-        if count == 0 {
-            return true;
-        }
         let key = (ask.tenant.clone(), ask.gpu.clone(), ask.operation, ask.error.0);
         if let Some(open) = self.open.get_mut(&key)
             && (at_unix - open.record.last_unix).abs() <= self.fold.gap_seconds
         {
+            if count == 0 {
+                if says_more(&verdict, &open.record.verdict) {
+                    open.record.verdict = Verdict { near_miss: open.record.verdict.near_miss, ..verdict };
+                    open.changed = true;
+                }
+                return true;
+            }
             let record = &mut open.record;
             record.count = record.count.saturating_add(count);
             record.last_unix = record.last_unix.max(at_unix);
@@ -147,6 +152,9 @@ impl Failures {
             }
             open.last_size = ask.requested;
             open.changed = true;
+            return true;
+        }
+        if count == 0 {
             return true;
         }
         if let Some(past) = self.open.remove(&key) {
@@ -328,6 +336,8 @@ mod tests {
         assert!(!failures.succeeded(&granted("a", 1.5, 3 * MIB)), "another size class");
         assert!(!failures.succeeded(&granted("b", 1.5, 100 * MIB)), "another tenant");
         assert!(!failures.succeeded(&granted("a", 9.0, 100 * MIB)), "too late");
+        let host = Success { operation: Operation::MemHostAlloc, gpu: None, ..granted("a", 1.2, 100 * MIB) };
+        assert!(!failures.succeeded(&host), "other memory");
         assert!(failures.succeeded(&granted("a", 1.25, 101 * MIB)));
         assert!(!failures.succeeded(&granted("a", 1.3, 101 * MIB)), "once a refusal");
         let record = failures.drain(2.0).remove(0);
@@ -347,6 +357,21 @@ mod tests {
         failures.failed(0.1, 1, &Ask { capacity: Some(MIB), ..ask("a", Some(100 * MIB)) });
         failures.failed(0.2, 1, &ask("a", Some(100 * MIB)));
         assert_eq!(failures.drain(1.0)[0].verdict.kind, VerdictKind::Impossible);
+    }
+
+    #[test]
+    fn what_is_learned_late_changes_the_verdict_and_not_the_count() {
+        let mut failures = Failures::new(Fold::default());
+        let more = Ask { capacity: Some(MIB), ..ask("a", Some(100 * MIB)) };
+        failures.failed(0.0, 0, &more);
+        assert!(failures.is_empty(), "nothing to say more about");
+        failures.failed(0.0, 3, &ask("a", Some(100 * MIB)));
+        assert_eq!(failures.drain(0.1)[0].verdict.kind, VerdictKind::Unknown);
+        failures.failed(0.0, 0, &more);
+        let record = failures.drain(0.2).remove(0);
+        assert_eq!((record.count, record.verdict.kind), (3, VerdictKind::Impossible));
+        failures.failed(0.0, 0, &ask("a", Some(100 * MIB)));
+        assert!(failures.drain(0.3).is_empty());
     }
 
     #[test]

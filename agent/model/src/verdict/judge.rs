@@ -91,21 +91,45 @@ fn weigh(ask: &Ask, arena: Arena, because: &mut Vec<Because>) -> Decision {
         own_evidence(ask, held, because);
         return (VerdictKind::Own, Certainty::High);
     }
-    let Some(free) = ask.free else {
+    let paged = needed.div_ceil(page).saturating_mul(page);
+    let Some(free) = free_then(ask, usable, held, paged, because) else {
         because.push(Because::Missing { what: MissingFact::Free });
         return (VerdictKind::Unknown, Certainty::Low);
     };
-    if free >= needed.div_ceil(page).saturating_mul(page) {
+    if free >= paged {
         if told.is_none() || arena == Arena::Context {
             because.push(Because::Missing { what: MissingFact::Requested });
             return (VerdictKind::Unknown, Certainty::Low);
         }
         return room_was_free(ask, needed, free, because);
     }
-    // A rounded-up page can be what was missing.
-    let missing = needed.saturating_sub(free).max(1);
+    let missing = paged - free;
     because.push(Because::Shortfall { requested: needed, free, missing });
-    short_of_room(&Short { ask, needed, free, missing, held, usable }, because)
+    short_of_room(&Short { ask, needed: paged, free, missing, held, usable }, because)
+}
+
+/// What can have been free at the failure. A free figure is as old as NVML's last poll, the ledgers are not: what they
+/// say is held cannot have been free, however much was free a poll ago. `None` when that does not settle it either.
+fn free_then(
+    ask: &Ask,
+    usable: Option<u64>,
+    held: Option<u64>,
+    paged: u64,
+    because: &mut Vec<Because>,
+) -> Option<u64> {
+    let booked = held.unwrap_or(0).saturating_add(neighbours_hold(ask).unwrap_or(0));
+    let at_most = usable.map(|usable| usable.saturating_sub(booked)).filter(|bytes| *bytes < paged);
+    match (ask.free, at_most) {
+        (Some(free), Some(bytes)) if free > bytes => {
+            because.push(Because::AtMostFree { bytes, told: Some(free) });
+            Some(bytes)
+        }
+        (None, Some(bytes)) => {
+            because.push(Because::AtMostFree { bytes, told: None });
+            Some(bytes)
+        }
+        (free, _) => free,
+    }
 }
 
 /// Over a limit: the verdict when the limit is enforced, or when nothing else explains the refusal.

@@ -18,9 +18,6 @@ use crate::{
 
 const HEAD_START: &str = "Every program loads the driver's library 250 ms before its first call, as imports do: a cuInit that is under way \
      while a library gets its first probes is not counted.";
-const NOT_YET: &str =
-    "Who waited for whom (driver locks, reclaim) and who is to blame is not part of this yet.";
-
 pub(crate) struct Verdict {
     pub(crate) figures: usize,
     /// In words; R2 and losses among them.
@@ -108,7 +105,7 @@ pub(crate) fn report(
     for difference in &verdict.differences {
         let _ = writeln!(text, "  {difference}");
     }
-    let _ = writeln!(text, "{HEAD_START}\n{NOT_YET}");
+    let _ = writeln!(text, "{HEAD_START}");
     text
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use cotenant_abi::{MemoryKind, Operation};
 use cotenant_sim_state::{
-    Node, monotonic_ns, start_time,
+    Node, monotonic_ns, ran, start_time,
     truth::{NO_GPU, Record, Writer, effect, waits},
 };
 
@@ -115,7 +115,7 @@ pub(crate) fn initialise() -> Code {
         Cost::init().pay(process, Operation::Init, None);
     }
     READY.store(true, Ordering::Release);
-    record(process, Operation::Init, start, 0, &Effects::default());
+    record(process, Operation::Init, (start, 0), 0, &Effects::default());
     0
 }
 
@@ -143,13 +143,14 @@ pub(crate) fn call(
         Err(code) => {
             // A call that the driver refuses is a call all the same.
             if let Some(process) = PROCESS.get().filter(|process| process.pid == std::process::id()) {
-                record(process, operation, start, code, &Effects::default());
+                record(process, operation, (start, 0), code, &Effects::default());
             }
             return code;
         }
     };
     let mut effects = Effects::default();
     let slow = process.node.scale() > 0.0;
+    let before = slow.then(ran);
     let user = slow.then(|| turn::enter(process, operation));
     let needs = if slow { driver().as_ref().map(|driver| Needs::of(driver, operation, bytes)) } else { None }
         .unwrap_or_default();
@@ -176,16 +177,18 @@ pub(crate) fn call(
     if code != 0 {
         effects.0.clear();
     }
-    record(process, operation, start, code, &effects);
+    record(process, operation, (start, before.map_or(0, |before| ran() - before)), code, &effects);
     drop(user);
     code
 }
 
-fn record(process: &Process, operation: Operation, start: u64, code: Code, effects: &Effects) {
+/// `since`: when the call began, and how long it has been on a processor.
+fn record(process: &Process, operation: Operation, since: (u64, u64), code: Code, effects: &Effects) {
     // SAFETY: takes no argument and cannot fail.
     let thread = unsafe { libc::gettid() };
     let call = Record {
-        start,
+        start: since.0,
+        ran: since.1,
         end: monotonic_ns(),
         thread: thread.unsigned_abs(),
         code: code.unsigned_abs(),

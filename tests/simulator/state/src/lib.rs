@@ -10,7 +10,7 @@ mod sleeps;
 pub mod truth;
 
 pub use holds::Turn;
-pub use nap::Nap;
+pub use nap::{Nap, ran};
 pub use queue::{Held, LockName, Mode, Waited, asleep};
 pub use sleeps::Sleep;
 

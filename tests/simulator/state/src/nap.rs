@@ -36,8 +36,8 @@ impl Nap {
     }
 }
 
-/// On a processor so far.
-fn ran() -> u64 {
+/// How long this thread was on a processor so far.
+pub fn ran() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one timespec.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };

@@ -26,7 +26,7 @@ const WAITERS: usize = 64;
 /// A woken waiter is on its way for microseconds. One that takes longer than this may have died on it.
 const COURTESY: u64 = 2_000_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockName {
     /// One for all GPUs of the node.
     Api,
@@ -80,9 +80,12 @@ pub struct Held<'a> {
     here: PhantomData<*const ()>,
 }
 
+/// By node, process (a fork's child has files of its own) and lock.
+type Files = HashMap<(u64, u32, LockName), File>;
+
 thread_local! {
-    /// This thread's own open files: by node, process (a fork's child has none) and lock.
-    static FILES: RefCell<HashMap<(u64, u32, Option<usize>), File>> = RefCell::default();
+    /// This thread's own open files.
+    static FILES: RefCell<Files> = RefCell::default();
 }
 
 impl Queue {
@@ -139,7 +142,7 @@ impl Queue {
         }
         let acquired = monotonic_ns();
         let number = self.log.open(me, acquired, exclusive);
-        let waited = (!free).then(|| match blocked {
+        let how = (!free).then(|| match blocked {
             None => {
                 Waited { wanted, spun: acquired - wanted, blocked: acquired, acquired, turns: Vec::new() }
             }
@@ -152,7 +155,7 @@ impl Queue {
                 Waited { wanted, spun: nap.begun() - wanted, blocked, acquired, turns }
             }
         });
-        Ok((Held { queue: self, name, file, mode, number, here: PhantomData }, waited))
+        Ok((Held { queue: self, name, file, mode, number, here: PhantomData }, how))
     }
 
     /// Whether somebody was woken for the lock and does not have it yet.
@@ -214,17 +217,13 @@ impl Drop for Held<'_> {
 }
 
 fn file(directory: &Path, node: u64, pid: u32, name: LockName) -> io::Result<RawFd> {
-    let index = match name {
-        LockName::Api => None,
-        LockName::Gpu(gpu) => Some(gpu),
-    };
     FILES.with_borrow_mut(|files| {
-        if let Some(file) = files.get(&(node, pid, index)) {
+        if let Some(file) = files.get(&(node, pid, name)) {
             return Ok(file.as_raw_fd());
         }
         let file = OpenOptions::new().read(true).write(true).open(name.path(directory))?;
         let descriptor = file.as_raw_fd();
-        files.insert((node, pid, index), file);
+        files.insert((node, pid, name), file);
         Ok(descriptor)
     })
 }

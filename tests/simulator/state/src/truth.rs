@@ -37,6 +37,8 @@ pub struct Record {
     pub end: u64,
     pub bytes: u64,
     pub address: u64,
+    /// Nanoseconds on a processor; 0 where calls take no time.
+    pub ran: u64,
     pub thread: u32,
     pub code: u32,
     /// Allocations or frees that this record stands for.
@@ -50,7 +52,7 @@ pub struct Record {
     pub pad: [u8; 7],
 }
 
-const _: () = assert!(size_of::<Record>() == 64);
+const _: () = assert!(size_of::<Record>() == 72);
 
 /// A record of plain integers, valid when zeroed.
 pub trait Entry: Copy {
@@ -250,6 +252,8 @@ pub struct Call {
     pub operation: Operation,
     pub start: u64,
     pub end: u64,
+    /// Nanoseconds on a processor; 0 where calls take no time.
+    pub ran: u64,
     pub bytes: u64,
     pub code: u32,
 }
@@ -260,8 +264,8 @@ pub fn calls(node: &Path) -> io::Result<Vec<Call>> {
     for (pid, _, bytes) in files::<Record>(node)? {
         for record in entries::<Record>(&bytes).filter(|record| record.call == 1) {
             let Some(operation) = Operation::from_tag(record.operation) else { continue };
-            let Record { thread, start, end, bytes, code, .. } = record;
-            all.push(Call { pid, thread, operation, start, end, bytes, code });
+            let Record { thread, start, end, ran, bytes, code, .. } = record;
+            all.push(Call { pid, thread, operation, start, end, ran, bytes, code });
         }
     }
     Ok(all)

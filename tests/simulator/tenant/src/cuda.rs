@@ -96,8 +96,19 @@ impl Cuda {
         Ok(unsafe { open(out, IpcHandle { bytes, rest: [0; 56] }, 1) })
     }
 
+    /// Makes what is current in one thread current in this one.
+    pub(crate) fn adopt(&self, context: u64) -> Result<(), String> {
+        if self.library.is_null() {
+            return Ok(());
+        }
+        self.call("cuCtxSetCurrent", [context, 0, 0, 0, 0]).map(|_| ())
+    }
+
     /// The context that is current in this thread, 0 for none.
     pub(crate) fn current(&self) -> Result<u64, String> {
+        if self.library.is_null() {
+            return Ok(0);
+        }
         let mut handle = 0u64;
         if self.call("cuCtxPopCurrent_v2", [&raw mut handle as u64, 0, 0, 0, 0])? != 0 {
             return Ok(0);

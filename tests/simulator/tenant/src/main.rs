@@ -267,7 +267,7 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
             let context = cuda.current()?;
             let mut own = names.clone();
             std::thread::spawn(move || {
-                let outcome = cuda.call("cuCtxSetCurrent", [context, 0, 0, 0, 0]).and_then(|_| {
+                let outcome = cuda.adopt(context).and_then(|()| {
                     run(cuda, &step.block, &mut own)
                         .map_err(|error| format!("line {}: {}", error.line, error.reason))
                 });
@@ -328,7 +328,7 @@ fn threads(cuda: &'static Cuda, step: &'static Step, names: &Names) -> Result<()
             .map(|_| {
                 let mut own = names.clone();
                 scope.spawn(move || {
-                    cuda.call("cuCtxSetCurrent", [context, 0, 0, 0, 0])?;
+                    cuda.adopt(context)?;
                     run(cuda, &step.block, &mut own)
                         .map_err(|error| format!("line {}: {}", error.line, error.reason))
                 })

@@ -57,12 +57,12 @@ fn one_pair_in_two_places_is_one_incident() {
 #[test]
 fn a_culprit_in_passing_ties_nothing_together() {
     let mut world = World::new();
-    // "x" hurts "a" a little on GPU 1 and is the culprit on GPU 2.
+    // "x" hurts "a" a little on GPU 1, and is its victim on GPU 2.
     for _ in 0..10 {
         world.waits(vec![
             wait("a", by("b"), 1, 0.8),
             wait("a", by("x"), 1, 0.05),
-            wait("c", by("x"), 2, 0.8),
+            wait("x", by("a"), 2, 0.8),
         ]);
     }
     assert_eq!(world.all().len(), 2);
@@ -90,6 +90,45 @@ fn two_incidents_become_one_when_an_event_is_in_both() {
     world.waits(vec![wait("c", by("d"), 2, 0.5), wait("a", by("b"), 1, 0.5)]);
     assert_eq!(world.all().len(), 1);
     assert_eq!(world.quiet(40).len(), 1);
+}
+
+#[test]
+fn what_tied_events_to_the_absorbed_one_ties_them_to_the_other() {
+    let mut world = World::new();
+    world.waits(vec![wait("a", by("b"), 1, 0.5)]);
+    world.waits(vec![wait("c", by("d"), 2, 0.5)]);
+    let over = |at, name: &str, gpus: [u8; 2]| KillNote {
+        gpu_live: gpus.map(|n| (gpu(n), GIB)).to_vec(),
+        ..kill(at, name, None, None)
+    };
+    world.tick(|observation, at| observation.kills = vec![over(at, "e", [2, 3])]);
+    world.tick(|observation, at| observation.kills = vec![over(at, "f", [1, 2])]);
+    assert_eq!(world.all().len(), 1);
+    world.tick(|observation, at| observation.xids = vec![xid(at, 3, 31, false)]);
+    assert_eq!(world.all().len(), 1, "a place of the absorbed one");
+    world.waits(vec![api_wait("c", by("d"), 2, 0.5)]);
+    let incident = world.one();
+    assert!(incident.host_lock && incident.kind == Kind::Xid, "a place, then a pair of the absorbed one");
+    let waited: f64 = incident.culprits.iter().map(|blame| blame.blocked_seconds).sum();
+    assert!((waited - 1.5).abs() < 1e-9, "{waited}");
+}
+
+#[test]
+fn growth_after_a_pause_is_another_step() {
+    let mut world = World::new();
+    let grow = |world: &mut World| {
+        world.tick(|observation, _| {
+            let bytes = GIB.cast_signed();
+            observation.movements = vec![Movement { tenant: tenant("b"), gpu: gpu(1), bytes }];
+        });
+    };
+    grow(&mut world);
+    world.quiet(3);
+    grow(&mut world);
+    world.quiet(30);
+    grow(&mut world);
+    let bytes: Vec<_> = world.incidents.timeline(&gpu(1), T0).iter().map(|step| step.bytes).collect();
+    assert_eq!(bytes, [2 * GIB.cast_signed(), GIB.cast_signed()]);
 }
 
 #[test]
@@ -157,6 +196,34 @@ fn a_near_miss_is_not_a_failure() {
     let incident = world.one();
     assert_eq!(incident.kind, Kind::NearMiss);
     assert_eq!((incident.victims[0].failures, incident.victims[0].near_misses), (0, 1));
+}
+
+#[test]
+fn a_run_of_refusals_that_ends_with_a_grant_is_a_near_miss() {
+    let mut world = World::new();
+    let mut failures = Failures::new(Fold::default());
+    for _ in 0..4 {
+        let record = refusal(&mut failures, world.at, "a", 1, &[("b", 78 * GIB, 0)]);
+        world.tick(|observation, _| observation.failures = vec![record]);
+    }
+    assert_eq!(world.one().victims[0].failures, 4);
+    assert!(failures.succeeded(&crate::verdict::Success {
+        at_unix: world.at,
+        tenant: tenant("a"),
+        gpu: Some(gpu(1)),
+        operation: Operation::MemAllocAsync,
+        bytes: 2 * GIB,
+        freed: None,
+    }));
+    let changed = failures.drain(world.at);
+    world.tick(|observation, _| observation.failures = changed);
+    let incident = world.one();
+    assert_eq!(incident.kind, Kind::NearMiss);
+    assert_eq!((incident.victims[0].failures, incident.victims[0].near_misses), (0, 1));
+    // Refused again: it is a failure again.
+    let record = refusal(&mut failures, world.at, "a", 1, &[("b", 78 * GIB, 0)]);
+    world.tick(|observation, _| observation.failures = vec![record]);
+    assert_eq!(world.one().kind, Kind::AllocationFailure);
 }
 
 #[test]

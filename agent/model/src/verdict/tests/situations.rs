@@ -77,6 +77,18 @@ fn larger_than_the_device() -> Vec<Situation> {
 fn growing_segments() -> Vec<Situation> {
     vec![
         (
+            "the same while the free figure is from before the run",
+            Ask {
+                operation: Operation::MemCreate,
+                burst: Some(Burst { pieces: 9_500, bytes: 95 * GIB }),
+                free: Some(100 * GIB),
+                free_age_seconds: Some(4.0),
+                ..h200(20 * MIB, H200 - RESERVED - 40 * GIB - 15 * MIB, &[("b", 40 * GIB)])
+            },
+            Own,
+            Medium,
+        ),
+        (
             "the end of a 400 GiB ask by expandable segments",
             Ask {
                 operation: Operation::MemCreate,
@@ -255,8 +267,25 @@ fn own_memory() -> Vec<Situation> {
 }
 
 /// Neighbours.
+#[allow(clippy::too_many_lines, reason = "a table")]
 fn neighbours() -> Vec<Situation> {
     vec![
+        (
+            "free unknown, but the ledgers leave no room",
+            Ask { free: None, ..h200(10 * GIB, 5 * GIB, &[("b", 130 * GIB)]) },
+            Neighbour,
+            High,
+        ),
+        (
+            "a free figure from before the neighbour came",
+            Ask {
+                free: Some(130 * GIB),
+                free_age_seconds: Some(4.0),
+                ..h200(10 * GIB, 5 * GIB, &[("b", 130 * GIB)])
+            },
+            Neighbour,
+            High,
+        ),
         (
             "C104: free 0.1, the neighbour holds 23.6 of 24",
             Ask {

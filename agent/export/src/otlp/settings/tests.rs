@@ -1,0 +1,136 @@
+use super::*;
+
+fn resolve(wishes: &Wishes, environment: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+    let environment: BTreeMap<String, String> =
+        environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Settings::resolve(wishes, &|name| environment.get(name).cloned())
+}
+
+fn address(settings: &Settings, signal: Signal) -> String {
+    settings.targets[&signal].endpoint.to_string()
+}
+
+#[test]
+fn nothing_said_is_http_to_this_host_without_compression() {
+    let settings = resolve(&Wishes::default(), &[]).unwrap();
+    assert_eq!(address(&settings, Signal::Metrics), "http://localhost:4318/v1/metrics");
+    assert_eq!(address(&settings, Signal::Logs), "http://localhost:4318/v1/logs");
+    let traces = &settings.targets[&Signal::Traces];
+    assert_eq!((traces.compression, traces.timeout), (Compression::None, Duration::from_secs(10)));
+    assert_eq!(settings.temporality, Temporality::Cumulative);
+}
+
+#[test]
+fn a_signals_own_variable_is_the_whole_address() {
+    let settings = resolve(
+        &Wishes::default(),
+        &[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://all:4318/base/"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces:9/api"),
+            ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "grpc"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(address(&settings, Signal::Metrics), "http://all:4318/base/v1/metrics");
+    assert_eq!(address(&settings, Signal::Traces), "https://traces:9/api");
+    assert_eq!(settings.targets[&Signal::Logs].protocol, Protocol::Grpc);
+}
+
+#[test]
+fn the_file_goes_over_every_variable() {
+    let wishes = Wishes {
+        endpoint: Some("http://file:1".to_owned()),
+        compression: Some("zstd".to_owned()),
+        headers: [("x-tenant".to_owned(), "file".to_owned())].into(),
+        timeout: Some(Duration::from_secs(3)),
+        ..Wishes::default()
+    };
+    let settings = resolve(
+        &wishes,
+        &[
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://variable:2/x"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "500"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "X-Tenant=variable,authorization=Bearer%20abc"),
+        ],
+    )
+    .unwrap();
+    let metrics = &settings.targets[&Signal::Metrics];
+    assert_eq!(metrics.endpoint.to_string(), "http://file:1/v1/metrics");
+    assert_eq!((metrics.compression, metrics.timeout), (Compression::Zstd, Duration::from_secs(3)));
+    assert_eq!(metrics.headers["x-tenant"], "file");
+    assert_eq!(metrics.headers["authorization"], "Bearer abc");
+    assert!(!format!("{metrics:?}").contains("abc"), "a header's value is a secret");
+}
+
+#[test]
+fn a_grpc_address_without_a_scheme_is_tls_unless_the_environment_says_otherwise() {
+    let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+    let bare = ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317");
+    let settings = resolve(&Wishes::default(), &[grpc, bare]).unwrap();
+    assert_eq!(address(&settings, Signal::Metrics), "https://collector:4317/");
+    let plain = ("OTEL_EXPORTER_OTLP_INSECURE", "true");
+    let settings = resolve(&Wishes::default(), &[grpc, bare, plain]).unwrap();
+    assert_eq!(address(&settings, Signal::Metrics), "http://collector:4317/");
+}
+
+#[test]
+fn a_variable_that_makes_no_sense_is_said_and_left_out() {
+    let settings = resolve(
+        &Wishes::default(),
+        &[
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "Delta"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", ""),
+        ],
+    )
+    .unwrap();
+    assert_eq!(settings.targets[&Signal::Metrics].protocol, Protocol::Http);
+    assert_eq!(settings.temporality, Temporality::Delta);
+    let remarks = settings.remarks.join("\n");
+    assert!(remarks.contains("http/json") && remarks.contains("10s"), "{remarks}");
+}
+
+#[test]
+fn a_value_of_the_file_that_cannot_be_is_an_error_that_says_what_can() {
+    for (wishes, word) in [
+        (Wishes { protocol: Some("http/json".into()), ..Wishes::default() }, "http/protobuf"),
+        (Wishes { compression: Some("lz4".into()), ..Wishes::default() }, "zstd"),
+        (Wishes { endpoint: Some("collector".into()), ..Wishes::default() }, "http://"),
+        (Wishes { headers: [("a b".into(), "c".into())].into(), ..Wishes::default() }, "a b"),
+        (Wishes { client_key: Some("k".into()), ..Wishes::default() }, "client_certificate"),
+        (Wishes { temporality: Some("both".into()), ..Wishes::default() }, "delta"),
+    ] {
+        let error = resolve(&wishes, &[]).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn signals_can_be_switched_off_one_by_one_and_all_together() {
+    let wishes = Wishes { without: vec![Signal::Logs], ..Wishes::default() };
+    let settings = resolve(&wishes, &[("OTEL_TRACES_EXPORTER", "none")]).unwrap();
+    assert_eq!(settings.targets.keys().copied().collect::<Vec<_>>(), [Signal::Metrics]);
+    let settings = resolve(&Wishes::default(), &[("OTEL_SDK_DISABLED", "true")]).unwrap();
+    assert!(settings.targets.is_empty());
+}
+
+#[test]
+fn resource_attributes_are_percent_decoded() {
+    let attributes = resource_attributes(&|name| match name {
+        "OTEL_RESOURCE_ATTRIBUTES" => Some("k8s.cluster.name=eu%2Cwest, team=ml".to_owned()),
+        "OTEL_SERVICE_NAME" => Some("watch".to_owned()),
+        _ => None,
+    });
+    assert_eq!(attributes["k8s.cluster.name"], "eu,west");
+    assert_eq!(attributes["team"], "ml");
+    assert_eq!(attributes["service.name"], "watch");
+}
+
+#[test]
+fn a_password_in_an_address_is_not_shown() {
+    let wishes = Wishes { endpoint: Some("https://user:secret@host:4318".into()), ..Wishes::default() };
+    let settings = resolve(&wishes, &[]).unwrap();
+    assert_eq!(settings.targets[&Signal::Logs].place(), "https://host:4318/v1/logs");
+}

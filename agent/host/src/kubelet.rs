@@ -1,0 +1,166 @@
+//! Owns what kubelet and the container runtime answer over their sockets, asked on a thread of their own.
+//! Refuses to wait for them, and to forget what they said once they fail.
+
+mod ask;
+mod listing;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+pub use listing::{Listing, Source};
+
+use crate::{Host, HostError};
+
+/// No pod that starts makes the agent ask more often.
+const LEAST_PAUSE: Duration = Duration::from_secs(1);
+/// After failures the pause doubles this often.
+const MAX_DOUBLINGS: u32 = 5;
+
+#[derive(Clone, Debug)]
+pub struct KubeletConfig {
+    /// Kubelet's pod-resources socket.
+    pub podresources: PathBuf,
+    /// Sockets of container runtimes; the first that is there is asked.
+    pub runtimes: Vec<PathBuf>,
+    pub interval: Duration,
+    /// Of one question.
+    pub deadline: Duration,
+    /// Resources that count as GPUs beside `nvidia.com/*`.
+    pub resources: Vec<String>,
+}
+
+impl KubeletConfig {
+    /// Where they are on this host by default.
+    pub fn of(host: &Host) -> Self {
+        let runtimes = [
+            "run/containerd/containerd.sock",
+            "run/k3s/containerd/containerd.sock",
+            "run/k0s/containerd.sock",
+            "var/snap/microk8s/common/run/containerd.sock",
+            "run/crio/crio.sock",
+            "run/cri-dockerd.sock",
+        ];
+        Self {
+            podresources: host.path("var/lib/kubelet/pod-resources/kubelet.sock"),
+            runtimes: runtimes.iter().map(|socket| host.path(socket)).collect(),
+            interval: Duration::from_secs(10),
+            deadline: Duration::from_secs(2),
+            resources: Vec::new(),
+        }
+    }
+}
+
+/// The thread, and what it last heard.
+#[derive(Debug)]
+pub struct Kubelet {
+    latest: Arc<ArcSwap<Listing>>,
+    stop: Arc<AtomicBool>,
+    hurry: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Kubelet {
+    pub fn spawn(host: Host, config: KubeletConfig) -> Result<Self, HostError> {
+        let latest = Arc::new(ArcSwap::from_pointee(Listing::default()));
+        let (stop, hurry) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let asker = Asker {
+            host,
+            config,
+            latest: Arc::clone(&latest),
+            stop: Arc::clone(&stop),
+            hurry: Arc::clone(&hurry),
+        };
+        let failed = |source| HostError::Thread { what: "kubelet", source };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let thread = std::thread::Builder::new()
+            .name("kubelet".to_owned())
+            .spawn(move || asker.run(&runtime))
+            .map_err(failed)?;
+        Ok(Self { latest, stop, hurry, thread })
+    }
+
+    pub fn latest(&self) -> Arc<Listing> {
+        self.latest.load_full()
+    }
+
+    /// What the first round of questions brings; for commands that ask once. Each question ends at its deadline.
+    pub fn first(&self) -> Arc<Listing> {
+        while self.latest.load().rounds == 0 && !self.thread.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.latest()
+    }
+
+    /// A pod is there that the last answer did not name: ask soon.
+    pub fn hurry(&self) {
+        self.hurry.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+    }
+
+    pub(crate) fn share(&self) -> Arc<ArcSwap<Listing>> {
+        Arc::clone(&self.latest)
+    }
+}
+
+impl Drop for Kubelet {
+    /// The thread ends by itself, after its question's deadline at the latest: nobody's exit waits for kubelet.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.thread().unpark();
+    }
+}
+
+struct Asker {
+    host: Host,
+    config: KubeletConfig,
+    latest: Arc<ArcSwap<Listing>>,
+    stop: Arc<AtomicBool>,
+    hurry: Arc<AtomicBool>,
+}
+
+impl Asker {
+    fn run(self, runtime: &tokio::runtime::Runtime) {
+        let mut failures = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            self.hurry.store(false, Ordering::Relaxed);
+            let asked = Instant::now();
+            let mut next = Listing::clone(&self.latest.load());
+            let (pods, devices) = runtime.block_on(async {
+                tokio::join!(
+                    ask::containers(&self.config.runtimes, self.config.deadline),
+                    ask::pod_resources(&self.config.podresources, self.config.deadline)
+                )
+            });
+            let good =
+                next.hear_containers(pods, asked) & next.hear_devices(devices, asked, &self.config.resources);
+            next.settle(&self.host);
+            self.latest.store(Arc::new(next));
+            failures = if good { 0 } else { (failures + 1).min(MAX_DOUBLINGS) };
+            self.pause(asked, self.config.interval * 2_u32.pow(failures), good);
+        }
+    }
+
+    fn pause(&self, asked: Instant, interval: Duration, good: bool) {
+        while !self.stop.load(Ordering::Relaxed) {
+            // What fails is not asked sooner because somebody is in a hurry.
+            let hurried = good && self.hurry.load(Ordering::Relaxed);
+            let until = if hurried { LEAST_PAUSE.min(interval) } else { interval };
+            let left = until.saturating_sub(asked.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::park_timeout(left);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
