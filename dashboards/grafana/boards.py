@@ -336,6 +336,32 @@ def fleet():
             names={"version": "Version", "Value": "Nodes"},
             width=8,
         ),
+        row("What the agents send to an OTLP receiver"),
+        graph(
+            "Sent and acknowledged",
+            "Data points, spans and log records that the receiver acknowledged, a second. No data where no agent sends.",
+            "cps",
+            query(rate("signal", f"cotenant_agent_otlp_exported_total{{{ON_NODES}}}"), "{{signal}}"),
+            width=8,
+        ),
+        graph(
+            "Dropped, and attempts that failed",
+            "What will never reach the receiver, by reason (sampled_out is meant so), and attempts that failed, of which nothing is lost by itself.",
+            "cps",
+            query(rate("signal, reason", f"cotenant_agent_otlp_dropped_total{{{ON_NODES}}}") + " > 0", "{{signal}} dropped: {{reason}}"),
+            query(rate("signal, reason", f"cotenant_agent_otlp_failures_total{{{ON_NODES}}}") + " > 0", "{{signal}} attempt failed: {{reason}}"),
+            width=8,
+        ),
+        graph(
+            "Waiting to be sent",
+            "Items and bytes in the agents' queues, all nodes, and the longest time since metrics were acknowledged.",
+            "short",
+            query(f"sum by (signal) (cotenant_agent_otlp_queue_length{{{ON_NODES}}})", "{{signal}} items"),
+            query(f"sum by (signal) (cotenant_agent_otlp_queue_bytes{{{ON_NODES}}})", "{{signal}} bytes"),
+            query(f'max(cotenant_agent_otlp_last_success_age_seconds{{{ON_NODES},signal="metrics"}})', "metrics acknowledged"),
+            overrides=[matching("/ bytes$/", unit="bytes", custom__axisPlacement="right"), column("metrics acknowledged", unit="s", custom__axisPlacement="right")],
+            width=8,
+        ),
     ]
     return board("fleet", "Fleet", "Which GPUs are at risk, who hurts whom across nodes, what happened.", [NODE], panels)
 
@@ -680,7 +706,7 @@ def incident():
             "Incidents by kind",
             "Incidents that began or took this name, at each step.",
             "short",
-            query(f"sum by (kind) (increase(cotenant_incidents_total{{{ON_NODES}}}[$__rate_interval])) > 0", "{{kind}}"),
+            query(f"sum by (kind) (increase(cotenant_incidents_total{{{ON_NODES}}}[$__rate_interval]))", "{{kind}}"),
             stack=True,
             bars=True,
             width=6,

@@ -12,6 +12,7 @@ GPU = "GPU-bad"
 KILL = "the kernel kills a process of a GPU tenant for host memory"
 XID = "the driver reports a fault"
 NVML = "NVML gives an error, runs into its deadline, or lacks a reading"
+OTLP = "agents send to an OTLP receiver, which is away for a while"
 SITUATIONS = {
     "CotenantAgentDegraded (warning)": "a feature is degraded or broken",
     "CotenantAgentDown (warning)": "an agent that was there does not answer (in the recorded run this is after its end)",
@@ -21,9 +22,16 @@ SITUATIONS = {
     "CotenantGpuTenantOomKilled (critical)": KILL,
     "CotenantGpuXid (critical)": XID,
     "CotenantGpuXid (warning)": XID,
+    "CotenantLedgerDrift (info)": "the ledger misses a way to allocate",
     "CotenantNvmlNotAnswering (warning)": NVML,
     "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
     "Cotenant / Fleet: CPU of the agent (B)": "the cost of a probe was calibrated at start",
+    "Cotenant / Fleet: Dropped, and attempts that failed (A)": OTLP,
+    "Cotenant / Fleet: Dropped, and attempts that failed (B)": OTLP,
+    "Cotenant / Fleet: Sent and acknowledged (A)": OTLP,
+    "Cotenant / Fleet: Waiting to be sent (A)": OTLP,
+    "Cotenant / Fleet: Waiting to be sent (B)": OTLP,
+    "Cotenant / Fleet: Waiting to be sent (C)": OTLP,
     "Cotenant / Fleet: Events lost (A)": "a table of the kernel side is full",
     "Cotenant / Fleet: Features that do not work (A)": "a feature is degraded or broken",
     "Cotenant / Fleet: Kills for memory (A)": KILL,
@@ -41,6 +49,9 @@ SITUATIONS = {
     "Cotenant / Tenant: Kills (A)": KILL,
     "Cotenant / Tenant: Kills for memory (A)": KILL,
 }
+
+# What the demo has by luck: NVML is read while the batch job's 30 GiB come or go, and differs for one poll.
+BY_LUCK = {"CotenantLedgerDrift (info)"}
 
 STEP = 30
 GIB = 1 << 30
@@ -83,6 +94,16 @@ def hour(start, end):
     yield "cotenant_gpu_reading_absent", {**tenant, **gpu, "reading": "tenant_utilization", "reason": "not_available"}, always(1)
     failed = {**tenant, **gpu, "operation": "cuMemAlloc", "error_type": "CUDA_ERROR_OUT_OF_MEMORY"}
     yield "cotenant_gpu_memory_failures_total", failed, since(0.1)
+    yield "cotenant_gpu_memory_process_bytes", {**tenant, **gpu}, always(10 * GIB)
+    yield "cotenant_gpu_memory_residual_bytes", {**tenant, **gpu, "part": "drift"}, then(2 * GIB, 0)
+    yield "cotenant_gpu_memory_confidence", {**tenant, "confidence": "complete"}, always(1)
+    signal = {"signal": "metrics"}
+    yield "cotenant_agent_otlp_exported_total", signal, since(10)
+    yield "cotenant_agent_otlp_dropped_total", {**signal, "reason": "queue_full"}, since(1)
+    yield "cotenant_agent_otlp_failures_total", {**signal, "reason": "unreachable"}, since(0.1)
+    yield "cotenant_agent_otlp_queue_length", signal, always(100)
+    yield "cotenant_agent_otlp_queue_bytes", signal, always(10000)
+    yield "cotenant_agent_otlp_last_success_age_seconds", signal, always(120)
     # As the rules record them.
     yield "gpu:cotenant_memory_headroom_bytes:free", gpu, lambda second: GIB * (10 - second / 360)
     yield "gpu:cotenant_memory_headroom_ratio:free", gpu, lambda second: (10 - second / 360) / 100
