@@ -125,14 +125,8 @@ impl SimulatedNode {
 
     /// A program of one's own on this node, to be run in a cgroup.
     pub fn command(&self, cgroup: &Cgroup, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command
-            .arg("-c")
-            .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
-            .arg(&cgroup.0)
-            .arg(program)
-            .args(arguments)
-            .env(NODE_VARIABLE, &self.directory);
+        let mut command = cgroup.command("");
+        command.arg(program).args(arguments).env(NODE_VARIABLE, &self.directory);
         command
     }
 
