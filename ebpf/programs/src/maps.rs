@@ -77,7 +77,7 @@ pub static ENDED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(4096, 0);
 #[map]
 pub static TURNS: LruHashMap<u32, Turns> = LruHashMap::with_max_entries(4096, 0);
 #[map]
-pub static STACKS: StackTrace = StackTrace::with_max_entries(4096, 0);
+pub static STACKS: StackTrace = StackTrace::with_max_entries(8192, 0);
 /// Threads that were chosen to die for memory. Key: thread id. One that was ending already when it was chosen is
 /// never reported, so the oldest must be able to go.
 #[map]

@@ -103,7 +103,9 @@ fn leave_cpu(ctx: &RawTracePointContext, settings: &Settings, thread: *mut Threa
             return;
         }
         let left = now();
-        let stack = ctx.get_stackid(&STACKS, 0).map_or(-1, |id| id as i32);
+        // Two stacks may want one place. Without its innermost frame, the hook's own, a stack wants another.
+        let stack =
+            ctx.get_stackid(&STACKS, 0).or_else(|_| ctx.get_stackid(&STACKS, 1)).map_or(-1, |id| id as i32);
         if stack < 0 {
             lose(Loss::StackTrace);
         }
