@@ -9,17 +9,15 @@ mod identity;
 mod moment;
 mod record;
 mod run;
+pub mod score;
 mod series;
 mod spread;
-pub mod score;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use forecast::{
-    Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, Kept, TenantForecast,
-};
+pub use forecast::{Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, Kept, TenantForecast};
 pub use moment::{GpuMemory, GpuMoment, Holding, Moment, TenantMoment};
 
 use crate::{GpuId, Tenant};

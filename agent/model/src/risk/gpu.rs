@@ -54,9 +54,14 @@ impl Resident {
         let size = since(holding.allocated, self.last.allocated) as f64 / asks.max(1) as f64;
         fade(&mut self.asks, elapsed, ASKS_SECONDS, (asks + failures) as f64);
         fade(&mut self.failing, elapsed, FAILURES_SECONDS, failures as f64);
+        // It got what it asked for, or it is gone: nothing is unmet.
+        if failures == 0 && (asks > 0 || holding.live < self.last.live / 2) {
+            self.failing = 0.0;
+        }
         self.need = (self.need * (-elapsed / NEED_SECONDS).exp()).max(size);
         // Between two ticks the level was as high as a new peak says, or as either end.
-        let high = if holding.peak > self.last.peak { holding.peak } else { holding.live.max(self.last.live) };
+        let high =
+            if holding.peak > self.last.peak { holding.peak } else { holding.live.max(self.last.live) };
         self.series.advance(at, holding.live as f64, high as f64, None);
         self.last = holding.clone();
         failures
@@ -174,7 +179,10 @@ impl Gpu {
         for (horizon, risk) in risk.iter_mut().enumerate() {
             let mut sum = Spread::by(room, f64::INFINITY, |bytes| total.bursts(horizon, bytes));
             for series in self.runs().filter(|series| series.run.rate() > 0.0) {
-                let most = series.most(horizon);
+                let most = series.most(horizon) - series.gap(horizon);
+                if most <= 0.0 {
+                    continue;
+                }
                 sum = sum.plus(&Spread::by(room, most, |bytes| series.grows(horizon, bytes)));
             }
             // Refused asks are asked again, at the pace of the last minute.
@@ -246,10 +254,10 @@ impl Gpu {
 /// just taken for good. Coming back to a level that was there before adds nothing.
 fn weight(series: &Series, free: f64) -> f64 {
     let minute = 1;
-    let run = Spread::by(free.max(MIB), series.most(minute), |bytes| series.grows(minute, bytes)).mean();
-    let (floor, ceiling) = series.range(minute);
-    let above = ceiling - series.level;
-    let new = Spread::by(free.max(MIB), f64::INFINITY, |bytes| series.bursts(minute, bytes + above)).mean();
+    let gap = series.gap(minute);
+    let run = Spread::by(free.max(MIB), series.most(minute) - gap, |bytes| series.grows(minute, bytes)).mean();
+    let floor = series.range(minute).0;
+    let new = Spread::by(free.max(MIB), f64::INFINITY, |bytes| series.bursts(minute, bytes + gap)).mean();
     let (old_floor, _) = series.range(HORIZONS.len() - 1);
     // Taken for good: the floor of late above the floor of before.
     run + new + 0.1 * (floor - old_floor).max(0.0)

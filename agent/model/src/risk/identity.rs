@@ -86,7 +86,9 @@ impl<'de, K: Key> Deserialize<'de> for Read<K> {
 }
 
 pub(super) mod map {
-    use super::{BTreeMap, Deserialize, Deserializer, Entries, Key, Serialize, SerializeMap, Serializer, Written};
+    use super::{
+        BTreeMap, Deserialize, Deserializer, Entries, Key, Serialize, SerializeMap, Serializer, Written,
+    };
 
     #[allow(private_bounds, reason = "the keys are the two above")]
     pub(in super::super) fn serialize<K: Key, V: Serialize, S: Serializer>(

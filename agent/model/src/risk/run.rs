@@ -1,4 +1,4 @@
-//! Owns runs of growth: since when a level rises, how fast without its largest jump, and how long such runs last.
+//! Owns runs of growth: since when a level rises, how fast without its largest jump, and how far such runs go.
 //! Refuses steps and saw-teeth: growth is growth of the floor, and one jump is not a run.
 
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,13 @@ const PATIENCE: f64 = 15.0;
 /// What counts as a rise, and as a fall.
 const RISE: f64 = 1024.0 * 1024.0;
 const FALL: f64 = 64.0 * RISE;
-/// Durations of ended runs, in powers of two of seconds from 4 s on.
-const DURATIONS: usize = 12;
+/// Rises of ended runs, four bins an octave from 32 MiB to 256 GiB.
+const BINS: usize = 4 * 13;
+const LEAST: f64 = 32.0 * RISE;
+/// A run that has come so near to where earlier ones ended counts as having come there.
+const NEAR: f64 = 0.9;
+/// A start is over after so many seconds; until then it is the less likely to go on, down to the fourth power.
+const START: (f64, f64) = (20.0, 60.0);
 /// A run that ends is worth this much less at each later one.
 const FORGET: f32 = 0.97;
 /// How much the rule of thumb weighs, in runs.
@@ -33,7 +38,7 @@ pub(super) struct Run {
     last_rise: f64,
     biggest: f64,
     rises: u32,
-    /// Ended runs by duration, old ones forgotten.
+    /// Ended runs by how far they rose, old ones forgotten.
     ended: Vec<f32>,
 }
 
@@ -50,7 +55,7 @@ impl Run {
             last_rise: at,
             biggest: 0.0,
             rises: 0,
-            ended: vec![0.0; DURATIONS],
+            ended: vec![0.0; BINS],
         }
     }
 
@@ -90,11 +95,8 @@ impl Run {
 
     fn end(&mut self) {
         if self.rises >= RISES {
-            for count in &mut self.ended {
-                *count *= FORGET;
-            }
-            let bin = bin(self.age());
-            self.ended[bin] += 1.0;
+            self.ended.iter_mut().for_each(|count| *count *= FORGET);
+            self.ended[bin(self.top - self.base)] += 1.0;
         }
         (self.rises, self.biggest) = (0, 0.0);
     }
@@ -116,33 +118,36 @@ impl Run {
         (self.top - self.base - self.biggest) / ((until - self.begun) * others).max(1.0)
     }
 
-    /// The probability that the run goes on for another `seconds`.
+    /// The probability that the run adds more than `bytes` before it ends.
     ///
-    /// The rule of thumb is Gott's: what has lasted for t lasts as long again with probability 1/2. A run that began
-    /// with the series is a start, and starts end: there it is 1/4. Against it stand this series' own runs.
-    pub(super) fn survives(&self, seconds: f64) -> f64 {
-        let lasted = self.age() + FLOOR_SECONDS as f64 - 1.0;
-        let thumb = lasted / (lasted + seconds);
-        let thumb = if self.begun - self.born < 5.0 && lasted < 45.0 { thumb * thumb } else { thumb };
-        let longer = |than: f64| -> f64 {
+    /// The rule of thumb is Gott's: what has risen by x rises by as much again with probability 1/2. A run that began
+    /// with the series is a start, and starts end. Against it stand this series' own runs: how many of those that
+    /// came as far went further.
+    pub(super) fn survives(&self, bytes: f64) -> f64 {
+        let unseen = (FLOOR_SECONDS as f64 - 1.0) * self.rate();
+        let risen = self.top - self.base - self.biggest + unseen;
+        let mut thumb = risen / (risen + bytes);
+        if self.begun - self.born < 5.0 {
+            let young = ((START.1 - self.age()) / (START.1 - START.0)).clamp(0.0, 1.0);
+            thumb = thumb.powf(1.0 + 3.0 * young);
+        }
+        let further = |than: f64| -> f64 {
             self.ended.iter().enumerate().map(|(index, count)| f64::from(*count) * above(index, than)).sum()
         };
-        (THUMB * thumb + longer(lasted + seconds)) / (THUMB + longer(lasted))
+        (THUMB * thumb + further(risen + bytes)) / (THUMB + further(NEAR * risen))
     }
 }
 
-fn bin(seconds: f64) -> usize {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded by the clamp")]
-    let index = (seconds / 4.0).max(1.0).log2().clamp(0.0, (DURATIONS - 1) as f64) as usize;
-    index
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded by the clamp")]
+fn bin(rise: f64) -> usize {
+    (4.0 * (rise / LEAST).max(1.0).log2()).clamp(0.0, (BINS - 1) as f64) as usize
 }
 
-/// Which part of a bin's runs lasted longer than `than` seconds.
+/// Which part of a bin's runs rose by more than `than` bytes.
 fn above(index: usize, than: f64) -> f64 {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "below DURATIONS")]
-    let low = if index == 0 { 0.0 } else { 4.0 * 2f64.powi(index as i32) };
-    let high = if index == 0 { 8.0 } else { 2.0 * low };
-    ((high - than) / (high - low)).clamp(0.0, 1.0)
+    let edge = |index: usize| LEAST * (index as f64 / 4.0).exp2();
+    let low = if index == 0 { 0.0 } else { edge(index) };
+    ((edge(index + 1) - than) / (edge(index + 1) - low)).clamp(0.0, 1.0)
 }
 
 #[cfg(test)]
@@ -165,7 +170,7 @@ mod tests {
         let flat = std::iter::repeat_n(10.0 * GIB, 60);
         let run = ran(flat.chain((0..60).map(|second| (10.0 + 0.1 * f64::from(second)) * GIB)));
         assert!((run.rate() / GIB - 0.1).abs() < 0.005, "{}", run.rate() / GIB);
-        assert!((0.45..0.55).contains(&run.survives(60.0)), "{}", run.survives(60.0));
+        assert!((0.45..0.55).contains(&run.survives(6.0 * GIB)), "{}", run.survives(6.0 * GIB));
     }
 
     #[test]
@@ -182,6 +187,6 @@ mod tests {
         let slow = |second: u32| f64::from(second % 40).min(30.0) * GIB;
         let wise = ran((0..420).map(slow));
         let fresh = ran(std::iter::repeat_n(0.0, 60).chain((400..420).map(slow)));
-        assert!(wise.survives(60.0) < 0.5 * fresh.survives(60.0));
+        assert!(wise.survives(30.0 * GIB) < 0.5 * fresh.survives(30.0 * GIB));
     }
 }

@@ -21,8 +21,8 @@ const BINS: usize = 1 + 4 * 16;
 const FORGET: f32 = 1.0 - 1.0 / 600.0;
 /// How close to their mean the rises of one bin are taken to lie.
 const CLOSE: f64 = 0.01;
-/// Windows without growth that every tenant starts with.
-const CALM: f64 = 3.0;
+/// Windows without growth that every tenant starts with: windows overlap, ten are one horizon's worth.
+const CALM: f64 = 30.0;
 
 /// Where a level stands in its own range: what comes next depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,28 +39,38 @@ struct Slot {
     /// The run's rate when the slot began.
     rate: f64,
     phase: Phase,
+    /// How far the ceiling of two horizons was above.
+    gap: f64,
     floor: f64,
     ceiling: f64,
     /// When the ceiling was reached.
     ceiling_at: f64,
 }
 
-/// How far a level rose above where it stood: count of windows and mean rise, by bin of the rise.
+/// What windows did that began in one phase: how many came back to their ceiling, and how far they went above it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Bursts {
+    /// Windows, by how far they went above the ceiling, and the mean of each bin.
     counts: Vec<f32>,
     means: Vec<f32>,
+    windows: f64,
+    returned: f64,
 }
 
 impl Bursts {
     fn new() -> Self {
-        Self { counts: vec![0.0; BINS], means: vec![0.0; BINS] }
+        Self { counts: vec![0.0; BINS], means: vec![0.0; BINS], windows: 0.0, returned: 0.0 }
     }
 
-    fn add(&mut self, growth: f64) {
+    /// A window that rose by `growth` where the ceiling was `gap` above.
+    fn add(&mut self, growth: f64, gap: f64) {
         for count in &mut self.counts {
             *count *= FORGET;
         }
+        let forget = f64::from(FORGET);
+        self.windows = self.windows * forget + 1.0;
+        self.returned = self.returned * forget + f64::from(u8::from(growth >= 0.9 * gap));
+        let growth = growth - gap;
         let bin = bin(growth);
         self.counts[bin] += 1.0;
         #[allow(clippy::cast_possible_truncation, reason = "a rise in bytes, to seven digits")]
@@ -68,22 +78,22 @@ impl Bursts {
         self.means[bin] += (growth - self.means[bin]) / self.counts[bin];
     }
 
-    fn total(&self) -> f64 {
-        self.counts.iter().map(|count| f64::from(*count)).sum()
+    /// The part of the windows that rose by more than `bytes`, with the ceiling `gap` above.
+    fn exceeds(&self, bytes: f64, gap: f64) -> f64 {
+        if bytes < gap { (1.0 + self.returned) / (2.0 + self.windows) } else { self.passes(bytes - gap) }
     }
 
-    /// The part of the windows that rose by more than `bytes`.
+    /// The part of the windows that went more than `bytes` above their ceiling.
     ///
     /// In the bin of `bytes` itself the rises lie close to their mean: a bin is 19 % wide, and what comes back to the
     /// same level each time must not seem to pass a wall that it always stops short of.
-    fn exceeds(&self, bytes: f64) -> f64 {
+    fn passes(&self, bytes: f64) -> f64 {
         let first = bin(bytes);
         let whole: f64 = self.counts[first + 1..].iter().map(|count| f64::from(*count)).sum();
         let mean = f64::from(self.means[first]);
         let around = (CLOSE * mean).max(1.0);
-        let part =
-            if first == 0 { 0.0 } else { ((mean + around - bytes) / (2.0 * around)).clamp(0.0, 1.0) };
-        (whole + part * f64::from(self.counts[first])) / (CALM + self.total())
+        let part = if first == 0 { 0.0 } else { ((mean + around - bytes) / (2.0 * around)).clamp(0.0, 1.0) };
+        (whole + part * f64::from(self.counts[first])) / (CALM + self.windows)
     }
 }
 
@@ -105,6 +115,10 @@ fn edge(bin: usize) -> f64 {
 struct Scale {
     horizon: f64,
     slots: VecDeque<Slot>,
+    /// Where the level stands now.
+    phase: Phase,
+    floor: f64,
+    ceiling: f64,
     flat: Bursts,
     low: Bursts,
     high: Bursts,
@@ -115,6 +129,9 @@ impl Scale {
         Self {
             horizon,
             slots: VecDeque::with_capacity(RANGE + 1),
+            phase: Phase::Flat,
+            floor: f64::INFINITY,
+            ceiling: 0.0,
             flat: Bursts::new(),
             low: Bursts::new(),
             high: Bursts::new(),
@@ -135,16 +152,36 @@ impl Scale {
             if high > slot.ceiling {
                 (slot.ceiling, slot.ceiling_at) = (high, at);
             }
-            if at - slot.at < self.horizon / SLOTS as f64 {
-                return;
-            }
+        }
+        (self.floor, self.ceiling) = self.slots.iter().fold((level, level), |(floor, ceiling), slot| {
+            (floor.min(slot.floor), ceiling.max(slot.ceiling))
+        });
+        let range = self.ceiling - self.floor;
+        self.phase = if range < (32.0 * MIB).max(0.01 * self.ceiling) {
+            Phase::Flat
+        } else if level < self.floor + 0.5 * range {
+            Phase::Low
+        } else {
+            Phase::High
+        };
+        if self.slots.back().is_some_and(|slot| at - slot.at < self.horizon / SLOTS as f64) {
+            return;
         }
         self.learn();
-        let phase = self.phase(level);
         if self.slots.len() == RANGE {
             self.slots.pop_front();
         }
-        self.slots.push_back(Slot { at, level, rate, phase, floor: level, ceiling: level, ceiling_at: at });
+        let (phase, gap) = (self.phase, self.ceiling - level);
+        self.slots.push_back(Slot {
+            at,
+            level,
+            rate,
+            phase,
+            gap,
+            floor: level,
+            ceiling: level,
+            ceiling_at: at,
+        });
     }
 
     /// The window that is full now: how far above its start did it go, beyond what its run would have done?
@@ -157,27 +194,9 @@ impl Scale {
             .map(|slot| slot.ceiling - begin.rate * (slot.ceiling_at - begin.at) - begin.level)
             .fold(0.0, f64::max);
         match begin.phase {
-            Phase::Flat => self.flat.add(growth),
-            Phase::Low => self.low.add(growth),
-            Phase::High => self.high.add(growth),
-        }
-    }
-
-    fn range(&self, level: f64) -> (f64, f64) {
-        self.slots
-            .iter()
-            .fold((level, level), |(floor, ceiling), slot| (floor.min(slot.floor), ceiling.max(slot.ceiling)))
-    }
-
-    fn phase(&self, level: f64) -> Phase {
-        let (floor, ceiling) = self.range(level);
-        let range = ceiling - floor;
-        if range < (32.0 * MIB).max(0.01 * ceiling) {
-            Phase::Flat
-        } else if level < floor + 0.5 * range {
-            Phase::Low
-        } else {
-            Phase::High
+            Phase::Flat => self.flat.add(growth, begin.gap),
+            Phase::Low => self.low.add(growth, begin.gap),
+            Phase::High => self.high.add(growth, begin.gap),
         }
     }
 }
@@ -209,13 +228,20 @@ impl Series {
     /// it stood in its range as it stands now.
     pub(super) fn bursts(&self, horizon: usize, bytes: f64) -> f64 {
         let scale = &self.scales[horizon];
-        scale.bursts(scale.phase(self.level)).exceeds(bytes)
+        scale.bursts(scale.phase).exceeds(bytes, self.gap(horizon))
     }
 
-    /// The probability that the run alone adds more than `bytes` within a horizon.
+    /// The probability that the run alone adds more than `bytes` within a horizon to the ceiling of late.
+    ///
+    /// Below the ceiling it only comes back, which is what [`Self::bursts`] are about.
     pub(super) fn grows(&self, horizon: usize, bytes: f64) -> f64 {
-        let rate = self.run.rate();
-        if rate <= 0.0 || bytes > self.most(horizon) { 0.0 } else { self.run.survives(bytes / rate) }
+        let bytes = bytes + self.gap(horizon);
+        if self.run.rate() <= 0.0 || bytes > self.most(horizon) { 0.0 } else { self.run.survives(bytes) }
+    }
+
+    /// From the level up to the ceiling of the last two horizons.
+    pub(super) fn gap(&self, horizon: usize) -> f64 {
+        (self.scales[horizon].ceiling - self.level).max(0.0)
     }
 
     /// What the run adds if it lasts through the horizon.
@@ -234,7 +260,7 @@ impl Series {
         if self.rises(horizon, LEAST) <= tail {
             return 0.0;
         }
-        for _ in 0..24 {
+        for _ in 0..14 {
             let middle = f64::midpoint(low, high);
             if self.rises(horizon, middle) > tail { low = middle } else { high = middle }
         }
@@ -243,7 +269,8 @@ impl Series {
 
     /// Least and most of the last two horizons.
     pub(super) fn range(&self, horizon: usize) -> (f64, f64) {
-        self.scales[horizon].range(self.level)
+        let scale = &self.scales[horizon];
+        (scale.floor.min(self.level), scale.ceiling)
     }
 }
 

@@ -74,17 +74,29 @@ impl FromStr for Rule {
 pub(super) struct Line {
     window: f64,
     points: VecDeque<(f64, f64)>,
+    /// Of times, values, squared times and products.
+    sums: [f64; 4],
 }
 
 impl Line {
     pub(super) fn over(window: f64) -> Self {
-        Self { window, points: VecDeque::new() }
+        Self { window, points: VecDeque::new(), sums: [0.0; 4] }
     }
 
     pub(super) fn push(&mut self, at: f64, value: f64) {
+        self.count(at, value, 1.0);
         self.points.push_back((at, value));
-        while self.points.front().is_some_and(|(first, _)| at - first > self.window) {
+        while let Some((first, old)) = self.points.front().copied()
+            && at - first > self.window
+        {
+            self.count(first, old, -1.0);
             self.points.pop_front();
+        }
+    }
+
+    fn count(&mut self, at: f64, value: f64, sign: f64) {
+        for (sum, part) in self.sums.iter_mut().zip([at, value, at * at, at * value]) {
+            *sum += sign * part;
         }
     }
 
@@ -95,11 +107,23 @@ impl Line {
             return None;
         }
         let count = self.points.len() as f64;
-        let (times, values) = self.points.iter().fold((0.0, 0.0), |(t, v), point| (t + point.0, v + point.1));
-        let (time, value) = (times / count, values / count);
-        let (product, square) = self.points.iter().fold((0.0, 0.0), |(p, s), (t, v)| {
-            (p + (t - time) * (v - value), s + (t - time) * (t - time))
-        });
-        (square > 0.0).then(|| value + product / square * (at - time))
+        let [times, values, squares, products] = self.sums.map(|sum| sum / count);
+        let variance = squares - times * times;
+        (variance > 0.0).then(|| values + (products - times * values) / variance * (at - times))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_goes_on_as_its_window_went() {
+        let mut line = Line::over(60.0);
+        for second in 0..300 {
+            let at = f64::from(second);
+            line.push(at, if second < 200 { 1e11 } else { 1e11 - 1e9 * (at - 200.0) });
+        }
+        assert!((line.after(300.0).unwrap() / 1e9).abs() < 0.01, "{:?}", line.after(300.0));
     }
 }
