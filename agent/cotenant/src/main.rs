@@ -1,12 +1,15 @@
 //! Owns the command line.
 //! Refuses work: each command is a module of its own.
 
+mod backtest;
 mod config;
 mod discovery;
 mod events;
 mod features;
 mod node;
+mod record;
 mod registry;
+mod replay;
 mod reports;
 mod run;
 mod serve;
@@ -28,6 +31,12 @@ struct Arguments {
 enum Command {
     /// Run the agent: watch the CUDA driver on this node and serve what it sees.
     Run(config::Overrides),
+    /// Record what the forecast of a running agent consumes, until interrupted.
+    Record(record::Options),
+    /// Run a recording through the forecast: one forecast a line.
+    Replay(replay::Options),
+    /// Score forecasts on recordings, beside the rules people alert on today.
+    Backtest(backtest::Options),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -46,6 +55,9 @@ enum ConfigCommand {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
+        Command::Record(options) => record::record(&options),
+        Command::Replay(options) => replay::replay(&options),
+        Command::Backtest(options) => backtest::backtest(&options),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))
         }

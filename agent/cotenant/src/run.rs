@@ -28,6 +28,7 @@ use crate::{
     events::{Events, Story},
     features,
     node::Ticker,
+    record::Tap,
     registry::Registry,
     reports::Reports,
     serve::{Shared, router},
@@ -87,6 +88,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
+    let tap = Arc::new(Tap::default());
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
     let mut threads = Vec::new();
     let mut reader = None;
@@ -114,6 +116,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         libraries,
         features,
         published: Arc::clone(&published),
+        tap: Arc::clone(&tap),
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
@@ -126,7 +129,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let (asked, mut stopping) = tokio::sync::watch::channel(());
-        let server = axum::serve(listener, router(Shared { published, story }))
+        let server = axum::serve(listener, router(Shared { published, story, tap }))
             .with_graceful_shutdown(async move {
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
                 let _ = asked.send(());

@@ -31,6 +31,9 @@ pub const HORIZON_NAMES: [&str; HORIZONS.len()] = ["10s", "60s", "300s"];
 pub const WARN: usize = 1;
 /// Likely victims that are named.
 pub const VICTIMS: usize = 3;
+/// For so many seconds a GPU is watched before anything is said of it: what starts together with the agent, or was
+/// there before it, is not known.
+pub const WATCH: f64 = 30.0;
 /// Tenants on one GPU that have a memory of their own; the others are in the GPU's sum only.
 pub const FOLLOWED: usize = 1024;
 
@@ -67,7 +70,7 @@ impl Forecaster {
             let holdings = holdings.get(&gpu.gpu).unwrap_or(&none);
             let reclaim = waited.get(&gpu.gpu).copied().unwrap_or(0.0);
             let state = self.gpus.entry(gpu.gpu.clone()).or_default();
-            gpus.push(state.advance(&gpu.gpu, at, gpu.polled.as_secs_f64(), memory, holdings, reclaim));
+            gpus.extend(state.advance(&gpu.gpu, at, gpu.polled.as_secs_f64(), memory, holdings, reclaim));
         }
         Forecast { at: moment.at, gpus }
     }

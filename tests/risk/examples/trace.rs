@@ -23,7 +23,12 @@ fn main() {
         }
         for gpu in &forecast.gpus {
             let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
-            print!("{second:>6} free {:>7.2} risk {:.2?} x{} ", gib(gpu.headroom.free), gpu.risk, u8::from(gpu.exhausted));
+            print!(
+                "{second:>6} free {:>7.2} risk {:.2?} x{} ",
+                gib(gpu.headroom.free),
+                gpu.risk,
+                u8::from(gpu.exhausted)
+            );
             for tenant in &gpu.tenants {
                 print!(
                     "| {} {:.2} rate {:.3} share {:.2} p90 {:.2} ",

@@ -11,10 +11,10 @@ use cotenant_risk_runs::{SCENARIOS, Scenario, TUNED_ON, UNSEEN};
 fn backtest(seeds: std::ops::Range<u64>) -> BTreeMap<(bool, Rule), Score> {
     let verbose = std::env::var_os("COTENANT_RISK_VERBOSE").is_some();
     let only = std::env::var("COTENANT_RISK_ONLY").unwrap_or_default();
-    let jobs: Vec<(Scenario, u64)> =
-        seeds.flat_map(|seed| SCENARIOS.into_iter().map(move |scenario| (scenario, seed)))
-            .filter(|(scenario, _)| only.is_empty() || only.contains(&format!("{scenario:?}")))
-            .collect();
+    let jobs: Vec<(Scenario, u64)> = seeds
+        .flat_map(|seed| SCENARIOS.into_iter().map(move |scenario| (scenario, seed)))
+        .filter(|(scenario, _)| only.is_empty() || only.contains(&format!("{scenario:?}")))
+        .collect();
     let next = AtomicUsize::new(0);
     let scores: Mutex<BTreeMap<(bool, Rule), Score>> = Mutex::default();
     std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use super::moment::{GpuMemory, Holding};
 use super::record::Record;
 use super::series::Series;
 use super::spread::Spread;
-use super::{FOLLOWED, HORIZONS, VICTIMS};
+use super::{FOLLOWED, HORIZONS, VICTIMS, WATCH};
 use crate::{GpuId, Tenant};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -86,6 +86,7 @@ struct Poll {
 pub(super) struct Gpu {
     #[serde(with = "identity::map")]
     residents: BTreeMap<Tenant, Resident>,
+    begun: Option<f64>,
     total: Option<Series>,
     /// What NVML has and no ledger: contexts, modules, who came before the agent.
     rest: Option<Series>,
@@ -98,7 +99,7 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// One tick. `reclaim` is the time that the tenants here waited for reclaim since the last one, in seconds.
+    /// One tick; `None` while the GPU has not been watched for long enough. `reclaim` is the time that the tenants here waited for reclaim since the last one, in seconds.
     pub(super) fn advance(
         &mut self,
         id: &GpuId,
@@ -107,7 +108,8 @@ impl Gpu {
         memory: GpuMemory,
         holdings: &BTreeMap<&Tenant, &Holding>,
         reclaim: f64,
-    ) -> GpuForecast {
+    ) -> Option<GpuForecast> {
+        let begun = *self.begun.get_or_insert(at);
         let elapsed = self.last.map_or(0.0, |(last, _)| at - last).max(0.0);
         fade(&mut self.reclaim, elapsed, ASKS_SECONDS, reclaim);
         let failures = self.take(at, elapsed, holdings);
@@ -122,9 +124,12 @@ impl Gpu {
         let free = (memory.used + memory.free) as f64 - used;
         let exhausted = failures > 0;
         self.record.judge(at, exhausted);
+        if at - begun < WATCH {
+            return None;
+        }
         let risk = self.risk(free);
         self.record.say(at, &risk);
-        GpuForecast {
+        Some(GpuForecast {
             gpu: id.clone(),
             headroom: headroom(memory, used, free, holdings),
             risk,
@@ -133,7 +138,7 @@ impl Gpu {
             victims: self.victims(free, rates),
             exhausted,
             calibration: self.record.kept(),
-        }
+        })
     }
 
     fn take(&mut self, at: f64, elapsed: f64, holdings: &BTreeMap<&Tenant, &Holding>) -> u64 {
@@ -255,7 +260,8 @@ impl Gpu {
 fn weight(series: &Series, free: f64) -> f64 {
     let minute = 1;
     let gap = series.gap(minute);
-    let run = Spread::by(free.max(MIB), series.most(minute) - gap, |bytes| series.grows(minute, bytes)).mean();
+    let run =
+        Spread::by(free.max(MIB), series.most(minute) - gap, |bytes| series.grows(minute, bytes)).mean();
     let floor = series.range(minute).0;
     let new = Spread::by(free.max(MIB), f64::INFINITY, |bytes| series.bursts(minute, bytes + gap)).mean();
     let (old_floor, _) = series.range(HORIZONS.len() - 1);

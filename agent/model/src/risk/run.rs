@@ -31,6 +31,7 @@ pub(super) struct Run {
     /// The least level in each of the last seconds, newest last.
     floors: Vec<(i64, f64)>,
     at: f64,
+    level: f64,
     floor: f64,
     begun: f64,
     base: f64,
@@ -48,6 +49,7 @@ impl Run {
             born: at,
             floors: Vec::with_capacity(FLOOR_SECONDS),
             at,
+            level,
             floor: level,
             begun: at,
             base: level,
@@ -75,7 +77,7 @@ impl Run {
             self.end();
             (self.begun, self.last_rise, self.base, self.top) = (at, at, floor, floor);
         }
-        (self.at, self.floor) = (at, floor);
+        (self.at, self.level, self.floor) = (at, level, floor);
     }
 
     fn floor_with(&mut self, at: f64, level: f64) -> f64 {
@@ -118,6 +120,17 @@ impl Run {
         (self.top - self.base - self.biggest) / ((until - self.begun) * others).max(1.0)
     }
 
+    /// How far the run still seems to be under way. One that rose every second has a level above its floor; one that
+    /// rose at times is waited for twice as long as it paused before.
+    fn alive(&self) -> f64 {
+        let gap = self.age() / f64::from(self.rises.max(1));
+        if gap < 1.5 {
+            return ((self.level - self.floor) / (2.0 * self.rate()).max(1.0)).clamp(0.0, 1.0);
+        }
+        let paused = (self.at - self.last_rise).max(1.0);
+        ((2.0 * gap + 1.0) / paused).min(1.0).powi(2)
+    }
+
     /// The probability that the run adds more than `bytes` before it ends.
     ///
     /// The rule of thumb is Gott's: what has risen by x rises by as much again with probability 1/2. A run that began
@@ -134,7 +147,7 @@ impl Run {
         let further = |than: f64| -> f64 {
             self.ended.iter().enumerate().map(|(index, count)| f64::from(*count) * above(index, than)).sum()
         };
-        (THUMB * thumb + further(risen + bytes)) / (THUMB + further(NEAR * risen))
+        self.alive() * (THUMB * thumb + further(risen + bytes)) / (THUMB + further(NEAR * risen))
     }
 }
 

@@ -22,8 +22,11 @@ pub const LEAD_LEAST: f64 = 30.0;
 pub const LEAD_MOST: f64 = 900.0;
 /// Forecasts are scored this often; the moments in between are much the same.
 const SCORED_EVERY: f64 = 10.0;
-/// Our own warning: the risk stands at this for two moments.
+/// Our own warning: the risk within a minute stands at this for two moments, or that within five at more for longer.
 pub const RAISE: f64 = 0.4;
+pub const RAISE_EARLY: f64 = 0.65;
+/// Moments that an early warning takes.
+pub const EARLY: usize = 30;
 
 /// What is remembered of one GPU at one moment.
 #[derive(Clone, Debug)]
@@ -31,6 +34,8 @@ struct Sighting {
     at: f64,
     free: f64,
     exhausted: bool,
+    /// Within the longest horizon, by our forecast.
+    early: f64,
     /// By rule.
     said: Vec<f64>,
     driver: Option<Tenant>,
@@ -100,6 +105,7 @@ impl Scorer {
                 at,
                 free,
                 exhausted: gpu.exhausted,
+                early: gpu.risk[HORIZONS.len() - 1],
                 said,
                 driver: gpu.driver().cloned(),
                 victim: gpu.victims.first().cloned(),
@@ -139,20 +145,31 @@ fn events(seen: &[Sighting]) -> Vec<usize> {
     events
 }
 
-/// From when to when a rule's warnings stood, as indexes.
-fn warnings(seen: &[Sighting], rule: usize, raise: f64, moments: usize) -> Vec<(usize, usize)> {
+/// From when to when a rule's warnings stood, as indexes. A warning ends with its event, or when its rule is silent.
+fn warnings(seen: &[Sighting], index: usize, rule: Rule) -> Vec<(usize, usize)> {
     let mut warnings = Vec::new();
     let mut open: Option<(usize, f64)> = None;
-    let mut row = 0;
-    for (index, sighting) in seen.iter().enumerate() {
-        row = if sighting.said[rule] >= raise { row + 1 } else { 0 };
+    let (mut row, mut early) = (0, 0);
+    let (mut failed, mut over) = (f64::NEG_INFINITY, true);
+    for (place, sighting) in seen.iter().enumerate() {
+        if sighting.exhausted {
+            (failed, over) = (sighting.at, false);
+        } else if !over && sighting.at - failed > HOLD {
+            over = true;
+            (row, early) = (0, 0);
+            warnings.extend(open.take().map(|(begun, _)| (begun, place)));
+        }
+        let (raise, moments) = if rule == Rule::Risk { (RAISE, 2) } else { (0.5, 1) };
+        row = if sighting.said[index] >= raise { row + 1 } else { 0 };
+        early = if rule == Rule::Risk && sighting.early >= RAISE_EARLY { early + 1 } else { 0 };
+        let raised = row >= moments || early >= EARLY;
         match &mut open {
-            Some((_, last)) if row > 0 => *last = sighting.at,
+            Some((_, last)) if row > 0 || early > 0 => *last = sighting.at,
             Some((begun, last)) if sighting.at - *last > HOLD => {
-                warnings.push((*begun, index));
+                warnings.push((*begun, place));
                 open = None;
             }
-            None if row >= moments => open = Some((index, sighting.at)),
+            None if raised => open = Some((place, sighting.at)),
             _ => {}
         }
     }
@@ -186,8 +203,7 @@ fn of_gpu(seen: &[Sighting], index: usize, rule: Rule, drivers: &[Tenant]) -> Sc
     let mut score = Score::default();
     let [first, .., last] = seen else { return score };
     score.gpu_seconds = last.at - first.at;
-    let (raise, moments) = if rule == Rule::Risk { (RAISE, 2) } else { (0.5, 1) };
-    let warnings = warnings(seen, index, raise, moments);
+    let warnings = warnings(seen, index, rule);
     let events = events(seen);
     for event in &events {
         let at = seen[*event].at;
