@@ -281,7 +281,7 @@ pub(crate) mod attributes {
     pub(crate) const FORECAST: Attribute = always(
         "cotenant.gpu.forecast",
         "forecast",
-        "the upper end of what the risk was said to be: `0.2`, `0.4`, `0.6`, `0.8`, `1.0`",
+        "what the risk was said to be: `up_to_20_percent`, and so on by 20 to `up_to_100_percent`",
     );
     pub(crate) const FORECAST_OUTCOME: Attribute = always(
         "cotenant.gpu.forecast.outcome",

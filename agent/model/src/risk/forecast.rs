@@ -97,11 +97,6 @@ impl Calibration {
     /// 0 to 0.2, to 0.4, to 0.6, to 0.8, to 1.
     pub const BINS: usize = 5;
 
-    /// The upper edge of a bin.
-    pub fn upper(bin: usize) -> f64 {
-        (bin + 1) as f64 / Self::BINS as f64
-    }
-
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded by the clamp")]
     pub fn bin(risk: f64) -> usize {
         (risk * Self::BINS as f64).clamp(0.0, (Self::BINS - 1) as f64) as usize

@@ -9,6 +9,8 @@ const FLOOR_SECONDS: usize = 5;
 const RISES: u32 = 3;
 /// A run is over when nothing rose for this long, or for half of its own age.
 const PATIENCE: f64 = 15.0;
+/// The pace of late is taken over this many seconds or a quarter of the run, twice.
+const SPAN: f64 = 10.0;
 /// What counts as a rise, and as a fall.
 const RISE: f64 = 1024.0 * 1024.0;
 const FALL: f64 = 64.0 * RISE;
@@ -39,6 +41,8 @@ pub(super) struct Run {
     last_rise: f64,
     biggest: f64,
     rises: u32,
+    /// When and where the top was, at the begin of the last two spans: a run that slows down has the pace of these.
+    marks: [(f64, f64); 2],
     /// Ended runs by how far they rose, old ones forgotten.
     ended: Vec<f32>,
 }
@@ -57,6 +61,7 @@ impl Run {
             last_rise: at,
             biggest: 0.0,
             rises: 0,
+            marks: [(at, level); 2],
             ended: vec![0.0; BINS],
         }
     }
@@ -70,6 +75,11 @@ impl Run {
             self.biggest = self.biggest.max(floor - self.top);
             (self.top, self.last_rise) = (floor, at);
             self.rises += 1;
+            if self.rises == 1 {
+                self.marks = [(self.begun, self.base); 2];
+            } else if at - self.marks[1].0 > SPAN.max(0.25 * self.age()) {
+                self.marks = [self.marks[1], (at, floor)];
+            }
         }
         let fell = floor < self.top - FALL.max(0.25 * (self.top - self.base));
         let rested = at - self.last_rise > PATIENCE.max(0.5 * self.age());
@@ -117,7 +127,9 @@ impl Run {
         // A run that pauses for longer than it did before is getting slower.
         let until = if self.at - self.last_rise > 2.0 * gap + 1.0 { self.at } else { self.last_rise };
         let others = f64::from(self.rises - 1) / f64::from(self.rises);
-        (self.top - self.base - self.biggest) / ((until - self.begun) * others).max(1.0)
+        let overall = (self.top - self.base - self.biggest) / ((until - self.begun) * others).max(1.0);
+        let (since, from) = self.marks[0];
+        overall.min((self.top - from) / (until - since).max(1.0))
     }
 
     /// How far the run still seems to be under way. One that rose every second has a level above its floor; one that
@@ -138,7 +150,8 @@ impl Run {
     /// came as far went further.
     pub(super) fn survives(&self, bytes: f64) -> f64 {
         let unseen = (FLOOR_SECONDS as f64 - 1.0) * self.rate();
-        let risen = self.top - self.base - self.biggest + unseen;
+        // At the present pace: a load that went before a leak is not the leak's.
+        let risen = (self.top - self.base - self.biggest).min(self.rate() * self.age()) + unseen;
         let mut thumb = risen / (risen + bytes);
         if self.begun - self.born < 5.0 {
             let young = ((START.1 - self.age()) / (START.1 - START.0)).clamp(0.0, 1.0);
