@@ -210,8 +210,7 @@ fn of_gpu(seen: &[Sighting], index: usize, rule: Rule, drivers: &[Tenant]) -> Sc
         let warning = warnings
             .iter()
             .map(|(begun, _)| *begun)
-            .filter(|begun| (LEAD_LEAST..=LEAD_MOST).contains(&(at - seen[*begun].at)))
-            .next_back();
+            .rfind(|begun| (LEAD_LEAST..=LEAD_MOST).contains(&(at - seen[*begun].at)));
         let any = warnings.iter().rfind(|(begun, end)| begun < event && *end >= *event);
         // Who was named when it was warned; without a warning, half a minute before.
         let spoke = warning.unwrap_or_else(|| seen.partition_point(|of| of.at < at - LEAD_LEAST).min(*event));
