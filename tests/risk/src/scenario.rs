@@ -87,6 +87,7 @@ impl Scenario {
         Run { scenario: self, drivers, world: World::new(chance.bits(), tenants), seconds: 60 * minutes }
     }
 
+    #[allow(clippy::too_many_lines, reason = "one arm a scenario: the list is the table")]
     fn cast(self, chance: &mut Chance) -> (u64, &'static [&'static str], Vec<(&'static str, Behaviour)>) {
         // What is free beside the others, in bytes.
         let room = chance.between(0.08, 0.4) * LIMIT;
