@@ -1,6 +1,7 @@
 //! Owns the command line.
 //! Refuses work: each command is a module of its own.
 
+mod backtest;
 mod config;
 mod discovery;
 mod events;
@@ -10,7 +11,9 @@ mod identify;
 #[cfg(test)]
 mod layouts;
 mod node;
+mod record;
 mod registry;
+mod replay;
 mod reports;
 mod restraint;
 mod run;
@@ -38,6 +41,12 @@ enum Command {
     Identify(identify::Asked),
     /// Say in words what happened: ask the agent that runs on this node.
     Explain(explain::Question),
+    /// Record what the forecast of a running agent consumes, until interrupted.
+    Record(record::Options),
+    /// Run a recording through the forecast: one forecast a line.
+    Replay(replay::Options),
+    /// Score forecasts on recordings, beside the rules people alert on today.
+    Backtest(backtest::Options),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -58,6 +67,9 @@ fn main() -> ExitCode {
         Command::Explain(question) => return explain::run(&question),
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
         Command::Identify(asked) => identify::identify(&asked),
+        Command::Record(options) => record::record(&options),
+        Command::Replay(options) => replay::replay(&options),
+        Command::Backtest(options) => backtest::backtest(&options),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))
         }

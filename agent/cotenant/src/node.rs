@@ -17,6 +17,7 @@ use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
     Absence, DeviceSample, GpuId, Names, Node, Tenant, TenantKind,
+    risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
 };
@@ -27,6 +28,7 @@ use crate::{
     discovery::chain,
     events::{Events, Tick},
     features::feature,
+    record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
@@ -46,6 +48,7 @@ pub(crate) struct Ticker {
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
+    pub(crate) tap: Arc<Tap>,
     pub(crate) started: Instant,
     pub(crate) started_unix: f64,
 }
@@ -53,6 +56,7 @@ pub(crate) struct Ticker {
 /// What one tick leaves for the next.
 struct State {
     node: Node,
+    forecaster: Forecaster,
     guard: Guard,
     known: Vec<GpuId>,
     cost: Duration,
@@ -67,6 +71,7 @@ impl Ticker {
     pub(crate) fn run(mut self, config: &Config, stop: &AtomicBool) {
         let mut state = State {
             node: Node::default(),
+            forecaster: Forecaster::default(),
             guard: Guard::new(Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
@@ -142,6 +147,9 @@ impl Ticker {
         if let Ok(mut registry) = self.registry.lock() {
             registry.forget(&step.retired);
         }
+        let moment = Moment::of(&step, now, device.taken);
+        self.tap.pass(&state.forecaster, &moment);
+        let risk = state.forecaster.advance(&moment);
         let mut view = View {
             taken_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             started_unix: self.started_unix,
@@ -149,6 +157,7 @@ impl Ticker {
             tenants: step.tenants,
             blame: step.blame,
             events,
+            risk,
             agent: self.agent(kernel, &device, now, state.cost),
         };
         view.agent.blame_folded = step.blame_folded;

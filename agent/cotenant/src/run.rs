@@ -29,6 +29,7 @@ use crate::{
     events::{Events, Story, open_log},
     features,
     node::Ticker,
+    record::Tap,
     registry::Registry,
     reports::Reports,
     serve::{Shared, router},
@@ -90,6 +91,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
+    let tap = Arc::new(Tap::default());
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
     let mut threads = Vec::new();
     let mut reader = None;
@@ -123,6 +125,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         libraries,
         features,
         published: Arc::clone(&published),
+        tap: Arc::clone(&tap),
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
@@ -135,7 +138,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let (asked, mut stopping) = tokio::sync::watch::channel(());
-        let server = axum::serve(listener, router(Shared { published, story }))
+        let server = axum::serve(listener, router(Shared { published, story, tap }))
             .with_graceful_shutdown(async move {
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
                 let _ = asked.send(());

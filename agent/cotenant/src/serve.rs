@@ -1,7 +1,9 @@
-//! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/incidents, /api/v1/kills.
+//! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/incidents, /api/v1/kills, /api/v1/risk,
+//! /api/v1/recording.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
 use std::{
+    convert::Infallible,
     fmt::Write,
     sync::{Arc, Mutex},
     time::{SystemTime, UNIX_EPOCH},
@@ -10,6 +12,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 use axum::{
     Json, Router,
+    body::Body,
     extract::{Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
@@ -22,16 +25,21 @@ use cotenant_model::{
     kill::Kill,
     view::{FeatureState, View},
 };
+use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::events::Story;
+use crate::{
+    events::Story,
+    record::{self, Tap},
+};
 
 /// What answers are made of.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) story: Arc<Mutex<Story>>,
+    pub(crate) tap: Arc<Tap>,
 }
 
 /// Attribution rests on these; without one of them `/readyz` says no.
@@ -45,6 +53,8 @@ pub(crate) fn router(shared: Shared) -> Router {
         .route("/status", get(status))
         .route("/api/v1/incidents", get(incidents))
         .route("/api/v1/kills", get(kills))
+        .route("/api/v1/risk", get(risk))
+        .route(record::PATH, get(recording))
         .with_state(shared)
 }
 
@@ -81,6 +91,24 @@ async fn ready(State(Shared { published, .. }): State<Shared>) -> Response {
 async fn status(State(Shared { published, .. }): State<Shared>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     Json(describe(&view)).into_response()
+}
+
+/// The last forecast, in the words of a replay.
+async fn risk(State(Shared { published, .. }): State<Shared>) -> Response {
+    let Some(view) = published.load_full() else { return not_yet() };
+    Json(&view.risk).into_response()
+}
+
+/// A recording, for as long as the reader reads.
+async fn recording(State(Shared { tap, .. }): State<Shared>) -> Response {
+    let Some(blocks) = tap.listen() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "enough recorders listen already: stop one of them\n")
+            .into_response();
+    };
+    let stream = stream::unfold(blocks, |mut blocks| async move {
+        blocks.recv().await.map(|block| (Ok::<_, Infallible>(block), blocks))
+    });
+    ([(header::CONTENT_TYPE, "application/octet-stream")], Body::from_stream(stream)).into_response()
 }
 
 /// `?since=15m&tenant=docker:db`: both may be left out.

@@ -271,6 +271,24 @@ pub(crate) mod attributes {
     pub(crate) const ABSENT_TENANT: Attribute = Attribute { absent: NOT_A_TENANT, ..TENANT };
     pub(crate) const ABSENT_TENANT_KIND: Attribute = Attribute { absent: NOT_A_TENANT, ..TENANT_KIND };
 
+    pub(crate) const HORIZON: Attribute =
+        always("cotenant.gpu.horizon", "horizon", "how far ahead: `10s`, `60s`, `300s`");
+    pub(crate) const HEADROOM_PART: Attribute = always(
+        "cotenant.gpu.memory.headroom.part",
+        "part",
+        "`free`, `pool` (kept by pools, could be given back), `managed` (virtual, the most that could be evicted)",
+    );
+    pub(crate) const FORECAST: Attribute = always(
+        "cotenant.gpu.forecast",
+        "forecast",
+        "what the risk was said to be: `up_to_20_percent`, and so on by 20 to `up_to_100_percent`",
+    );
+    pub(crate) const FORECAST_OUTCOME: Attribute = always(
+        "cotenant.gpu.forecast.outcome",
+        "outcome",
+        "`exhausted` (an allocation failed within the horizon), `spared`",
+    );
+
     pub(crate) const LOSS_REASON: Attribute =
         always("cotenant.loss.reason", "reason", "why, such as `pointer_map_full` or `ring_full`");
     pub(crate) const NOTE: Attribute =

@@ -85,6 +85,21 @@ impl Guard {
         self.folded = members.into_iter().map(|member| (member.tenant.clone(), member)).collect();
         view.agent.tenants_folded += self.folded_total;
         self.fold_blame(view);
+        self.fold_risk(view);
+    }
+
+    /// Forecasts of folded tenants are `other`'s.
+    fn fold_risk(&self, view: &mut View) {
+        let folded = |tenant: &Tenant| {
+            let clean = clean_tenant(tenant);
+            self.folded.contains_key(clean.as_ref().unwrap_or(tenant))
+        };
+        for gpu in &mut view.risk.gpus {
+            let shares = gpu.tenants.iter_mut().map(|of| &mut of.tenant);
+            for tenant in shares.chain(&mut gpu.victims).filter(|tenant| folded(tenant)) {
+                *tenant = Tenant::other();
+            }
+        }
     }
 
     /// Edges of folded tenants become edges of `other`, which for the same reason as its counters only grow.

@@ -12,6 +12,7 @@ pub mod incident;
 pub mod kill;
 pub mod node;
 pub mod report;
+pub mod risk;
 pub mod sample;
 pub mod tenant;
 pub mod verdict;

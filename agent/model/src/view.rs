@@ -8,6 +8,7 @@ use crate::device::{Absence, CallCost, GpuSample, LibraryFacts, Reading};
 use crate::excess::Excess;
 use crate::incident::Kind;
 use crate::kill::Scope;
+use crate::risk::Forecast;
 use crate::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
 use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant, WaitClass};
 
@@ -23,6 +24,8 @@ pub struct View {
     /// Blocked time of victims by who had what they waited for.
     pub blame: BTreeMap<Edge, Share>,
     pub events: EventsView,
+    /// What is to be expected of the GPUs' memory.
+    pub risk: Forecast,
     pub agent: AgentView,
 }
 

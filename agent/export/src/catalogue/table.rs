@@ -1,16 +1,16 @@
 //! Owns the rows of the catalogue, sorted by Prometheus name: the order in which families are published.
-//! Refuses metrics of capabilities that are not built (kills, risk); they are declared with their code.
+//! Refuses metrics of capabilities that are not built (grants); they are declared with their code.
 //!
 //! In bounds, T is tenants (the cap, plus `other`) and G is GPUs and MIG instances (64 at most).
 
 use super::Stability::{Development, Stable};
 use super::attributes::{
     ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
-    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FUNCTION, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID,
-    HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION,
-    LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION,
-    OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, READING, RELATION, SYMBOL_STATE, TENANT,
-    TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
+    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FORECAST, FORECAST_OUTCOME, FUNCTION, HEADROOM_PART, HORIZON,
+    HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE,
+    INCIDENT_KIND, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE,
+    OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, READING, RELATION,
+    SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -183,6 +183,11 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, MEMORY_KIND], "T x (G + 2) x 8",
         "Bytes that a tenant freed since the agent came, by call, context end or process exit, from the probes. Bytes \
          allocated before the agent came are not in it.";
+    MemoryHeadroom: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.headroom",
+        "cotenant_gpu_memory_headroom_bytes", [HW_ID, HEADROOM_PART], "G x 3",
+        "Room for allocations: free memory by NVML, carried on between its polls by what the probes saw, without what \
+         driver and firmware keep. The other parts may become free and are not in it; a part that is not known is not \
+         there. An estimate between polls.";
     MemoryLive: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.live", "cotenant_gpu_memory_live_bytes",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, MEMORY_KIND], "T x (G + 2) x 8",
         "Bytes that a tenant holds now by its driver calls, from the probes. Without contexts and modules, see \
@@ -232,6 +237,27 @@ catalogue! {
     ReadingsAge: Gauge Development Unit::SECONDS, "cotenant.gpu.readings.age", "cotenant_gpu_readings_age_seconds",
         [HW_ID], "G",
         "Age in seconds of this GPU's figures when this page was made.";
+    ReclaimRiskForecasts: Counter Development Unit::count("{forecast}"), "cotenant.gpu.reclaim.risk.forecasts",
+        "cotenant_gpu_reclaim_risk_forecasts_total", [HW_ID, HORIZON, FORECAST, FORECAST_OUTCOME], "G x 30",
+        "Forecasts of the agent itself whose time is over, by what they had said and what came. Of those that said 0.8, \
+         80 percent should have come true. Ten a horizon are counted.";
+    ReclaimRisk: Gauge Stable Unit::RATIO, "cotenant.gpu.reclaim.risk", "cotenant_gpu_reclaim_risk_ratio",
+        [HW_ID, HORIZON], "G x 3",
+        "Probability that an allocation on this GPU finds no room within the horizon, 0 to 1, from growth and bursts of \
+         what is allocated, refused allocations and waits for reclaim. A forecast. Not there in a GPU's first 30 s.";
+    ReclaimRiskShare: UpDownCounter Stable Unit::RATIO, "cotenant.gpu.reclaim.risk.share",
+        "cotenant_gpu_reclaim_risk_share_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "A tenant's part in what is expected to fill the GPU within a minute, 0 to 1. The sum is below 1 where memory \
+         grows that no ledger has. Read it only with a risk: it says who, not whether.";
+    ReclaimRiskVictim: Gauge Development Unit::STATE, "cotenant.gpu.reclaim.risk.victim",
+        "cotenant_gpu_reclaim_risk_victim", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "G x 3",
+        "1 for the three tenants whose allocations would be refused first if the GPU filled up, by the sizes and the pace \
+         of what they ask for. Read it only with a risk.";
+    TenantGrowth: Gauge Development Unit::BYTES, "cotenant.gpu.tenant.memory.growth",
+        "cotenant_gpu_tenant_memory_growth_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, HORIZON], "T x G x 3",
+        "What a tenant grows by within the horizon above what it holds now, exceeded once in ten. A forecast. Of other, \
+         the largest of its members.";
     TenantProcesses: UpDownCounter Development Unit::count("{process}"), "cotenant.gpu.tenant.processes",
         "cotenant_gpu_tenant_processes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
         "Processes of a tenant that use the CUDA driver, from the probes and NVML. Threads are not processes.";
@@ -239,6 +265,17 @@ catalogue! {
         "cotenant_gpu_tenant_utilization_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "Share of time in which kernels of a tenant ran on the GPU, 0 to 1, from NVML's process samples. About a second \
          old; busy processes can be missing, and then so is the series.";
+    ExhaustionTimeHigh: Gauge Development Unit::SECONDS, "cotenant.gpu.time_to_exhaustion.high",
+        "cotenant_gpu_time_to_exhaustion_high_seconds", [HW_ID], "G",
+        "Upper end of cotenant_gpu_time_to_exhaustion_seconds: at half of the present pace.";
+    ExhaustionTimeLow: Gauge Development Unit::SECONDS, "cotenant.gpu.time_to_exhaustion.low",
+        "cotenant_gpu_time_to_exhaustion_low_seconds", [HW_ID], "G",
+        "Lower end of cotenant_gpu_time_to_exhaustion_seconds: a quarter faster, and with a burst that nine minutes in ten \
+         stay below.";
+    ExhaustionTime: Gauge Stable Unit::SECONDS, "cotenant.gpu.time_to_exhaustion",
+        "cotenant_gpu_time_to_exhaustion_seconds", [HW_ID], "G",
+        "Seconds until this GPU has no free memory if the present growth of its tenants goes on. Not there while nothing \
+         grows. Whether it goes on is what cotenant_gpu_reclaim_risk_ratio says.";
     XidErrors: Counter Development Unit::count("{fault}"), "cotenant.gpu.xid.errors", "cotenant_gpu_xid_errors_total",
         [HW_ID_OR_UNKNOWN, XID], "512",
         "Xid faults of a GPU since the agent came, by code, from the kernel's log; the follow-ups of a fault are in here.";

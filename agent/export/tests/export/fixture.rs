@@ -11,6 +11,9 @@ use cotenant_model::device::{CallCost, DeviceMemory, LibraryFacts};
 use cotenant_model::excess::Excess;
 use cotenant_model::incident::Kind;
 use cotenant_model::kill::Scope;
+use cotenant_model::risk::{
+    Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, TenantForecast,
+};
 use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
 use cotenant_model::view::{
     AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantView, View,
@@ -206,9 +209,41 @@ fn events(tenants: &[TenantView]) -> EventsView {
     }
 }
 
+/// Every tenant drives every GPU to the same part.
+fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
+    let part = 1.0 / tenants.len().max(1) as f64;
+    let of = |tenant: &TenantView| TenantForecast {
+        tenant: tenant.tenant.clone(),
+        share: part,
+        live: 100 * MIB,
+        ceiling: 120 * MIB,
+        rate: 0.0,
+        growth: [Growth { median: MIB, p90: 2 * MIB, p99: 3 * MIB }; 3],
+    };
+    let gpus = gpus.iter().map(|gpu| GpuForecast {
+        gpu: gpu.sample.id.clone(),
+        headroom: Headroom {
+            limit: 143_771 * MIB,
+            reserved: Some(645 * MIB),
+            used: 5_000 * MIB,
+            free: 138_126 * MIB,
+            pool: Some(MIB),
+            managed: 2 * MIB,
+        },
+        risk: [0.01, 0.25, 0.5],
+        exhaustion: Some(Exhaustion { seconds: 75.0, low: 40.0, high: 150.0 }),
+        tenants: tenants.iter().map(of).collect(),
+        victims: tenants.iter().take(3).map(|tenant| tenant.tenant.clone()).collect(),
+        exhausted: false,
+        calibration: Calibration::default(),
+    });
+    Forecast { at: Duration::from_secs(100), gpus: gpus.collect() }
+}
+
 pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
     let blame = blame(&tenants);
     let events = events(&tenants);
+    let risk = risk(&gpus, &tenants);
     View {
         taken_unix: 1_796_000_000.0,
         started_unix: 1_795_990_000.0,
@@ -216,6 +251,7 @@ pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
         tenants,
         blame,
         events,
+        risk,
         agent: agent(),
     }
 }

@@ -1,0 +1,127 @@
+use std::time::Duration;
+
+use cotenant_model::risk::{GpuMemory, GpuMoment, Holding, TenantMoment};
+use cotenant_model::{GpuId, Tenant, TenantKind};
+
+use super::*;
+
+/// A node with so many tenants on eight GPUs that all allocate, at one second.
+fn busy(second: u64, tenants: u64) -> Moment {
+    let gpu = |index: u64| GpuId::from_nvml(&format!("GPU-{index:08x}-aaaa-bbbb-cccc-000000000000"));
+    let noise = |of: u64, second: u64| {
+        let mixed =
+            of.wrapping_mul(6_364_136_223_846_793_005) ^ second.wrapping_mul(1_442_695_040_888_963_407);
+        mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40
+    };
+    let memory = GpuMemory {
+        limit: 150 << 30,
+        reserved: Some(600 << 20),
+        used: noise(7, second) << 10,
+        free: 1 << 30,
+    };
+    let polled = Duration::from_secs(second / 10 * 10);
+    let tenant = |index: u64| {
+        let live = noise(index, second.saturating_sub((second + index) % 2)) << 12;
+        let second = second.saturating_sub((second + index) % 2);
+        let holding = Holding {
+            live,
+            peak: live + (1 << 30),
+            allocated: (live + second) << 4,
+            freed: second << 20,
+            allocations: second * 17 + index,
+            ..Holding::on(gpu(index % 8))
+        };
+        let tenant = Tenant {
+            namespace: Some(format!("team-{}", index % 20)),
+            pod: Some(format!("worker-{index}-7d9f8b6c5d-x{index}")),
+            container: Some("main".to_owned()),
+            ..Tenant::plain(TenantKind::Pod, &format!("team-{}/worker-{index}", index % 20))
+        };
+        TenantMoment { tenant, holdings: vec![holding], reclaim_waits: index, reclaim_ns: second * index }
+    };
+    Moment {
+        at: Duration::from_millis(second * 1000 + 3),
+        gpus: (0..8).map(|index| GpuMoment { gpu: gpu(index), polled, memory: Some(memory) }).collect(),
+        tenants: (0..tenants).map(tenant).collect(),
+    }
+}
+
+fn recording(seconds: u64) -> Vec<u8> {
+    let mut forecaster = Forecaster::default();
+    for second in 0..40 {
+        forecaster.advance(&busy(second, 12));
+    }
+    let mut file = head();
+    file.extend(pack(&Written::Start(&forecaster)).unwrap());
+    for from in (40..40 + seconds).step_by(10) {
+        let moments: Vec<Moment> = (from..from + 10).map(|second| busy(second, 12)).collect();
+        file.extend(pack(&Written::Moments(&moments)).unwrap());
+    }
+    file
+}
+
+#[test]
+fn live_and_replayed_forecasts_are_the_same_to_the_byte() {
+    let mut live = Forecaster::default();
+    let mut said = Vec::new();
+    for second in 0..140 {
+        let forecast = live.advance(&busy(second, 12));
+        if second >= 40 {
+            said.push(serde_json::to_string(&forecast).unwrap());
+        }
+    }
+    let mut replayed = Vec::new();
+    let mut forecaster = Forecaster::default();
+    for block in Blocks::of(recording(100).as_slice()).unwrap() {
+        match block.unwrap() {
+            Block::Start(start) => forecaster = *start,
+            Block::Moments(moments) => replayed
+                .extend(moments.iter().map(|of| serde_json::to_string(&forecaster.advance(of)).unwrap())),
+        }
+    }
+    assert!(said.last().unwrap().contains("GPU-00000007"), "nothing was forecast");
+    assert_eq!(said, replayed);
+}
+
+#[test]
+fn a_recording_that_breaks_off_anywhere_gives_what_was_whole() {
+    let whole = recording(30);
+    let all = Blocks::of(whole.as_slice()).unwrap().count();
+    assert_eq!(all, 4);
+    for length in (16..whole.len()).step_by(97) {
+        let blocks: Vec<_> = Blocks::of(&whole[..length]).unwrap().collect();
+        let good = blocks.iter().filter(|block| block.is_ok()).count();
+        assert!(blocks.len() - good <= 1 && good < all);
+        if let Some(Err(error)) = blocks.last() {
+            assert!(matches!(error, FormatError::CutShort), "{error}");
+        }
+    }
+}
+
+#[test]
+fn foreign_newer_and_damaged_files_are_told_apart() {
+    assert!(matches!(Blocks::of(&b"PK\x03\x04 something else entirely"[..]), Err(FormatError::Foreign)));
+    assert!(matches!(Blocks::of(&b""[..]), Err(FormatError::Foreign)));
+    let mut newer = recording(10);
+    newer[12] = 9;
+    assert!(matches!(Blocks::of(newer.as_slice()), Err(FormatError::Version(9))));
+    let mut damaged = recording(30);
+    let at = damaged.len() - 5;
+    damaged[at] ^= 1;
+    let last = Blocks::of(damaged.as_slice()).unwrap().last().unwrap();
+    assert!(matches!(last, Err(FormatError::Damaged)));
+}
+
+#[test]
+fn an_hour_of_a_busy_node_is_below_20_megabytes() {
+    // 200 tenants on 8 GPUs, half of them moving in each second, by amounts that nothing predicts. With all of them
+    // moving it is 22 MB.
+    let bytes: usize = (0..6)
+        .map(|block| {
+            let moments: Vec<Moment> = (0..10).map(|second| busy(block * 10 + second, 200)).collect();
+            pack(&Written::Moments(&moments)).unwrap().len()
+        })
+        .sum();
+    let hour = bytes * 60;
+    assert!(hour < 20_000_000, "{hour} bytes an hour");
+}

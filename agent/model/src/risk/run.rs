@@ -1,0 +1,218 @@
+//! Owns runs of growth: since when a level rises, how fast without its largest jump, and how far such runs go.
+//! Refuses steps and saw-teeth: growth is growth of the floor, and one jump is not a run.
+
+use serde::{Deserialize, Serialize};
+
+/// The level counts as the least of this many seconds: what comes and goes within them is no growth.
+const FLOOR_SECONDS: usize = 5;
+/// Rises that make a run.
+const RISES: u32 = 3;
+/// A run is over when nothing rose for this long, or for half of its own age.
+const PATIENCE: f64 = 15.0;
+/// The pace of late is taken over this many seconds or a quarter of the run, twice.
+const SPAN: f64 = 10.0;
+/// What counts as a rise, and as a fall.
+const RISE: f64 = 1024.0 * 1024.0;
+const FALL: f64 = 64.0 * RISE;
+/// Rises of ended runs, four bins an octave from 32 MiB to 256 GiB.
+const BINS: usize = 4 * 13;
+const LEAST: f64 = 32.0 * RISE;
+/// A run that has come so near to where earlier ones ended counts as having come there.
+const NEAR: f64 = 0.9;
+/// A start is over after so many seconds; until then it is the less likely to go on, down to the fourth power.
+const START: (f64, f64) = (20.0, 60.0);
+/// A run that ends is worth this much less at each later one.
+const FORGET: f32 = 0.97;
+/// How much the rule of thumb weighs, in runs.
+const THUMB: f64 = 1.0;
+
+/// The running growth of one series.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Run {
+    born: f64,
+    /// The least level in each of the last seconds, newest last.
+    floors: Vec<(i64, f64)>,
+    at: f64,
+    level: f64,
+    floor: f64,
+    begun: f64,
+    base: f64,
+    top: f64,
+    last_rise: f64,
+    biggest: f64,
+    rises: u32,
+    /// When and where the top was, at the begin of the last two spans: a run that slows down has the pace of these.
+    marks: [(f64, f64); 2],
+    /// Ended runs by how far they rose, old ones forgotten.
+    ended: Vec<f32>,
+}
+
+impl Run {
+    pub(super) fn new(at: f64, level: f64) -> Self {
+        Self {
+            born: at,
+            floors: Vec::with_capacity(FLOOR_SECONDS),
+            at,
+            level,
+            floor: level,
+            begun: at,
+            base: level,
+            top: level,
+            last_rise: at,
+            biggest: 0.0,
+            rises: 0,
+            marks: [(at, level); 2],
+            ended: vec![0.0; BINS],
+        }
+    }
+
+    pub(super) fn advance(&mut self, at: f64, level: f64) {
+        let floor = self.floor_with(at, level);
+        if floor > self.top + RISE {
+            if self.rises == 0 {
+                (self.begun, self.base) = (self.at, self.top);
+            }
+            self.biggest = self.biggest.max(floor - self.top);
+            (self.top, self.last_rise) = (floor, at);
+            self.rises += 1;
+            if self.rises == 1 {
+                self.marks = [(self.begun, self.base); 2];
+            } else if at - self.marks[1].0 > SPAN.max(0.25 * self.age()) {
+                self.marks = [self.marks[1], (at, floor)];
+            }
+        }
+        let fell = floor < self.top - FALL.max(0.25 * (self.top - self.base));
+        let rested = at - self.last_rise > PATIENCE.max(0.5 * self.age());
+        if fell || rested {
+            self.end();
+            (self.begun, self.last_rise, self.base, self.top) = (at, at, floor, floor);
+        }
+        (self.at, self.level, self.floor) = (at, level, floor);
+    }
+
+    fn floor_with(&mut self, at: f64, level: f64) -> f64 {
+        #[allow(clippy::cast_possible_truncation, reason = "seconds since the agent started")]
+        let second = at.floor() as i64;
+        match self.floors.last_mut() {
+            Some((newest, floor)) if *newest == second => *floor = floor.min(level),
+            _ => {
+                if self.floors.len() == FLOOR_SECONDS {
+                    self.floors.remove(0);
+                }
+                self.floors.push((second, level));
+            }
+        }
+        self.floors.iter().map(|(_, floor)| *floor).fold(f64::INFINITY, f64::min)
+    }
+
+    fn end(&mut self) {
+        if self.rises >= RISES {
+            self.ended.iter_mut().for_each(|count| *count *= FORGET);
+            self.ended[bin(self.top - self.base)] += 1.0;
+        }
+        (self.rises, self.biggest) = (0, 0.0);
+    }
+
+    /// From the first rise to the last, in seconds.
+    fn age(&self) -> f64 {
+        self.last_rise - self.begun
+    }
+
+    /// Growth in bytes per second, without the largest jump; 0 when there is no run.
+    pub(super) fn rate(&self) -> f64 {
+        if self.rises < RISES {
+            return 0.0;
+        }
+        let gap = self.age() / f64::from(self.rises);
+        // A run that pauses for longer than it did before is getting slower.
+        let until = if self.at - self.last_rise > 2.0 * gap + 1.0 { self.at } else { self.last_rise };
+        let others = f64::from(self.rises - 1) / f64::from(self.rises);
+        let overall = (self.top - self.base - self.biggest) / ((until - self.begun) * others).max(1.0);
+        let (since, from) = self.marks[0];
+        overall.min((self.top - from) / (until - since).max(1.0))
+    }
+
+    /// How far the run still seems to be under way. One that rose every second has a level above its floor; one that
+    /// rose at times is waited for twice as long as it paused before.
+    fn alive(&self) -> f64 {
+        let gap = self.age() / f64::from(self.rises.max(1));
+        if gap < 1.5 {
+            return ((self.level - self.floor) / (2.0 * self.rate()).max(1.0)).clamp(0.0, 1.0);
+        }
+        let paused = (self.at - self.last_rise).max(1.0);
+        ((2.0 * gap + 1.0) / paused).min(1.0).powi(2)
+    }
+
+    /// The probability that the run adds more than `bytes` before it ends.
+    ///
+    /// The rule of thumb is Gott's: what has risen by x rises by as much again with probability 1/2. A run that began
+    /// with the series is a start, and starts end. Against it stand this series' own runs: how many of those that
+    /// came as far went further.
+    pub(super) fn survives(&self, bytes: f64) -> f64 {
+        let unseen = (FLOOR_SECONDS as f64 - 1.0) * self.rate();
+        // At the present pace: a load that went before a leak is not the leak's.
+        let risen = (self.top - self.base - self.biggest).min(self.rate() * self.age()) + unseen;
+        let mut thumb = risen / (risen + bytes);
+        if self.begun - self.born < 5.0 {
+            let young = ((START.1 - self.age()) / (START.1 - START.0)).clamp(0.0, 1.0);
+            thumb = thumb.powf(1.0 + 3.0 * young);
+        }
+        let further = |than: f64| -> f64 {
+            self.ended.iter().enumerate().map(|(index, count)| f64::from(*count) * above(index, than)).sum()
+        };
+        self.alive() * (THUMB * thumb + further(risen + bytes)) / (THUMB + further(NEAR * risen))
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded by the clamp")]
+fn bin(rise: f64) -> usize {
+    (4.0 * (rise / LEAST).max(1.0).log2()).clamp(0.0, (BINS - 1) as f64) as usize
+}
+
+/// Which part of a bin's runs rose by more than `than` bytes.
+fn above(index: usize, than: f64) -> f64 {
+    let edge = |index: usize| LEAST * (index as f64 / 4.0).exp2();
+    let low = if index == 0 { 0.0 } else { edge(index) };
+    ((edge(index + 1) - than) / (edge(index + 1) - low)).clamp(0.0, 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
+
+    fn ran(levels: impl IntoIterator<Item = f64>) -> Run {
+        let mut levels = levels.into_iter().enumerate();
+        let mut run = Run::new(0.0, levels.next().map_or(0.0, |(_, level)| level));
+        for (second, level) in levels {
+            run.advance(second as f64, level);
+        }
+        run
+    }
+
+    #[test]
+    fn a_leak_has_its_rate_and_goes_on_as_long_as_it_did() {
+        let flat = std::iter::repeat_n(10.0 * GIB, 60);
+        let run = ran(flat.chain((0..60).map(|second| (10.0 + 0.1 * f64::from(second)) * GIB)));
+        assert!((run.rate() / GIB - 0.1).abs() < 0.005, "{}", run.rate() / GIB);
+        assert!((0.45..0.55).contains(&run.survives(6.0 * GIB)), "{}", run.survives(6.0 * GIB));
+    }
+
+    #[test]
+    fn one_jump_and_a_saw_tooth_are_no_runs() {
+        let jump = ran((0..60).map(|second| if second < 50 { GIB } else { 20.0 * GIB }));
+        assert!(jump.rate().abs() < 1.0);
+        let teeth = ran((0..120).map(|second| f64::from(second % 4) * GIB));
+        assert!(teeth.rate().abs() < 1.0);
+    }
+
+    #[test]
+    fn runs_that_always_end_are_not_trusted_to_go_on() {
+        // Half a minute up, then down: ten times over.
+        let slow = |second: u32| f64::from(second % 40).min(30.0) * GIB;
+        let wise = ran((0..420).map(slow));
+        let fresh = ran(std::iter::repeat_n(0.0, 60).chain((400..420).map(slow)));
+        assert!(wise.survives(30.0 * GIB) < 0.5 * fresh.survives(30.0 * GIB));
+    }
+}

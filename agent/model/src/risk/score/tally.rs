@@ -1,0 +1,96 @@
+//! Owns the figures of a score, and how scores of several runs add up.
+//! Refuses averages of averages: sums are kept, ratios are asked for.
+
+use super::super::HORIZONS;
+
+/// One exhaustion, and what was said before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EventScore {
+    pub at: f64,
+    /// It built up over a minute or more; else it came without notice.
+    pub built_up: bool,
+    /// Seconds between the warning and the first failure, where they are enough and not too many.
+    pub lead: Option<f64>,
+    /// The same for a warning that stood when it happened, however long before.
+    pub late: Option<f64>,
+    /// `None` where nobody knows.
+    pub driver_right: Option<bool>,
+    pub victim_right: Option<bool>,
+}
+
+/// A bin of forecasts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Bin {
+    pub forecasts: u64,
+    pub sum: f64,
+    pub true_ones: u64,
+}
+
+/// One rule on one or more runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Score {
+    pub events: Vec<EventScore>,
+    pub warnings: u64,
+    pub false_warnings: u64,
+    pub gpu_seconds: f64,
+    pub squares: f64,
+    pub bins: [Bin; Score::BINS],
+}
+
+impl Score {
+    pub const BINS: usize = 10;
+    /// The horizon of the forecasts in the bins, in seconds.
+    pub const HORIZON: f64 = HORIZONS[super::WARN];
+
+    pub fn add(&mut self, other: &Self) {
+        self.events.extend(&other.events);
+        self.warnings += other.warnings;
+        self.false_warnings += other.false_warnings;
+        self.gpu_seconds += other.gpu_seconds;
+        self.squares += other.squares;
+        for (mine, theirs) in self.bins.iter_mut().zip(&other.bins) {
+            mine.forecasts += theirs.forecasts;
+            mine.sum += theirs.sum;
+            mine.true_ones += theirs.true_ones;
+        }
+    }
+
+    pub(super) fn judge(&mut self, said: f64, happened: bool) {
+        let outcome = f64::from(u8::from(happened));
+        self.squares += (said - outcome) * (said - outcome);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded by the clamp")]
+        let bin = &mut self.bins[(said * Self::BINS as f64).clamp(0.0, (Self::BINS - 1) as f64) as usize];
+        bin.forecasts += 1;
+        bin.sum += said;
+        bin.true_ones += u64::from(happened);
+    }
+
+    /// Mean squared error of the forecasts; `None` without any.
+    pub fn brier(&self) -> Option<f64> {
+        let forecasts: u64 = self.bins.iter().map(|bin| bin.forecasts).sum();
+        (forecasts > 0).then(|| self.squares / forecasts as f64)
+    }
+
+    pub fn false_per_day(&self) -> Option<f64> {
+        (self.gpu_seconds > 0.0).then(|| self.false_warnings as f64 * 86_400.0 / self.gpu_seconds)
+    }
+
+    /// Events of a sort: how many there were, and how many were warned of in time.
+    pub fn warned(&self, built_up: bool) -> (usize, usize) {
+        let of: Vec<&EventScore> = self.events.iter().filter(|event| event.built_up == built_up).collect();
+        (of.len(), of.iter().filter(|event| event.lead.is_some()).count())
+    }
+
+    /// Lead times of the events that were warned of, shortest first.
+    pub fn leads(&self) -> Vec<f64> {
+        let mut leads: Vec<f64> = self.events.iter().filter_map(|event| event.lead).collect();
+        leads.sort_by(f64::total_cmp);
+        leads
+    }
+
+    /// How many of the names that can be judged were right.
+    pub fn named(&self, of: impl Fn(&EventScore) -> Option<bool>) -> (usize, usize) {
+        let judged: Vec<bool> = self.events.iter().filter_map(of).collect();
+        (judged.len(), judged.iter().filter(|right| **right).count())
+    }
+}

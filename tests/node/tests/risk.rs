@@ -1,0 +1,91 @@
+//! Owns the claim that a leak is warned of before it hits the wall, by the real agent, with the right name, and that a
+//! recording of it replays to the same bytes.
+//! Refuses a clock of its own: the agent sees real seconds.
+
+use std::{
+    collections::BTreeMap,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use cotenant_node::{Cgroup, World, artefacts};
+
+const START: &str = "init\nuuid 0\nretain 0\n";
+
+#[test]
+fn c22_a_leak_is_warned_of_and_named_before_the_wall() -> Result<()> {
+    let world = World::create(1, "")?;
+    let own = std::process::id();
+    let unit = |name: &str| format!("risk-{own}-{name}.service");
+    let cgroup = |name: &str| Cgroup::create(&format!("system.slice/{}", unit(name)));
+    let (first, second) = (cgroup("trainer")?, cgroup("leak")?);
+    let trainer = format!(
+        "{START}alloc base 40GiB\nprint ready\nfor 200000 {{\nalloc step 2GiB\nsleep 300\nfree step\nsleep 300\n}}\n"
+    );
+    // The agent says nothing of a GPU's first 30 s; then half a GiB every 300 ms into 97 GiB: a minute.
+    let leak = format!(
+        "{START}alloc base 1GiB\nprint ready\nwait\nfor 200000 {{\nalloc grown 512MiB\nsleep 300\n}}\n"
+    );
+    let mut trainer = world.node.tenant("trainer", &first, &trainer, &[])?;
+    let mut leak = world.node.tenant("leak", &second, &leak, &[])?;
+    trainer.expect("ready")?;
+    leak.expect("ready")?;
+    let file = world.node.directory.join("leak.recording");
+    let program = artefacts()?.join("cotenant");
+    let mut recorder = Command::new(&program)
+        .arg("record")
+        .arg(&file)
+        .args(["--for", "100s", "--from", &world.agent.address.to_string()])
+        .stderr(Stdio::inherit())
+        .spawn()
+        .context("cannot start the recorder")?;
+    world
+        .agent
+        .until(|scrape| scrape.get("cotenant_gpu_reclaim_risk_ratio", &[("horizon", "60s")]).is_some())?;
+    leak.go()?;
+
+    let begun = Instant::now();
+    let (mut warned, mut failed, mut live) = (None, None, BTreeMap::new());
+    while failed.is_none() && begun.elapsed() < Duration::from_secs(90) {
+        let text = world.agent.get("/api/v1/risk", "application/json")?;
+        let forecast: serde_json::Value = serde_json::from_str(&text)?;
+        let gpu = &forecast["gpus"][0];
+        if warned.is_none() && gpu["risk"][1].as_f64() >= Some(0.4) {
+            let shares = gpu["tenants"].as_array().context("tenants")?.iter();
+            let driver = shares
+                .max_by(|one, two| {
+                    one["share"].as_f64().unwrap_or(0.0).total_cmp(&two["share"].as_f64().unwrap_or(0.0))
+                })
+                .context("somebody drives it")?;
+            let name = |tenant: &serde_json::Value| tenant["name"].as_str().unwrap_or_default().to_owned();
+            warned = Some((begun.elapsed(), name(&driver["tenant"]), name(&gpu["victims"][0])));
+        }
+        if gpu["exhausted"] == true {
+            failed = Some(begun.elapsed());
+        }
+        live.insert(forecast["at"].to_string(), text);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let failed = failed.context("the leak never hit the wall")?;
+    let (warned, driver, victim) = warned.context("nobody warned")?;
+    println!("warned after {warned:?}, failed after {failed:?}: driver {driver}, first victim {victim}");
+    ensure!(failed - warned >= Duration::from_secs(15), "warned {:?} ahead", failed - warned);
+    ensure!(driver.contains("-leak"), "the driver was {driver}");
+    ensure!(victim.contains("-trainer"), "the trainer asks for four times as much at once, not {victim}");
+
+    ensure!(recorder.wait()?.success(), "the recorder failed");
+    let replayed = Command::new(&program).arg("replay").arg(&file).output()?;
+    ensure!(replayed.status.success(), "{}", String::from_utf8_lossy(&replayed.stderr));
+    let mut same = 0;
+    for line in String::from_utf8(replayed.stdout)?.lines() {
+        let forecast: serde_json::Value = serde_json::from_str(line)?;
+        if let Some(text) = live.get(&forecast["at"].to_string()) {
+            ensure!(text == line, "live:   {text}\nreplay: {line}");
+            same += 1;
+        }
+    }
+    ensure!(same > 100, "only {same} forecasts were seen both live and in the replay");
+    println!("{same} forecasts are the same live and replayed");
+    Ok(())
+}

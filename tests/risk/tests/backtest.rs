@@ -1,0 +1,88 @@
+//! Owns the claims about forecasts: on runs that the forecast was not tuned on, beside the rules of today.
+//! Refuses to hide what came without notice: it is counted apart.
+//!
+//! `COTENANT_RISK_VERBOSE=1` prints each run, `COTENANT_BLESS=1` writes tests/risk/results.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cotenant_model::risk::score::{EventScore, Rule, Score, Scorer};
+use cotenant_risk_runs::{SCENARIOS, Scenario, Scores, TUNED_ON, UNSEEN};
+
+fn backtest(seeds: std::ops::Range<u64>) -> Scores {
+    let jobs: Vec<(Scenario, u64)> =
+        seeds.flat_map(|seed| SCENARIOS.into_iter().map(move |scenario| (scenario, seed))).collect();
+    let next = AtomicUsize::new(0);
+    let scores: Mutex<Scores> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some((scenario, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    for (rule, score) in one(*scenario, *seed) {
+                        scores.lock().unwrap().add(scenario.is_steady(), rule, &score);
+                    }
+                }
+            });
+        }
+    });
+    scores.into_inner().unwrap()
+}
+
+fn one(scenario: Scenario, seed: u64) -> Vec<(Rule, Score)> {
+    let run = scenario.run(seed);
+    let drivers = run.drivers.clone();
+    let mut scorer = Scorer::new(&Rule::ALL);
+    for moment in run.moments() {
+        scorer.advance(&moment);
+    }
+    let scores = scorer.finish(&drivers);
+    if std::env::var_os("COTENANT_RISK_VERBOSE").is_some() {
+        let (_, risk) = &scores[0];
+        let events: Vec<String> = risk.events.iter().map(told).collect();
+        let (warnings, wrong) = (risk.warnings, risk.false_warnings);
+        let brier = risk.brier().unwrap_or(0.0);
+        println!(
+            "{scenario:?} {seed}: warnings {warnings}, false {wrong}, Brier {brier:.4} {}",
+            events.join(", ")
+        );
+    }
+    scores
+}
+
+fn told(event: &EventScore) -> String {
+    let sort = if event.built_up { "built up" } else { "sudden" };
+    let wrong = |right: Option<bool>, what| if right == Some(false) { what } else { "" };
+    let (driver, victim) = (wrong(event.driver_right, " DRIVER"), wrong(event.victim_right, " VICTIM"));
+    format!("{sort} {:.0}: {:.0?} ({:.0?}){driver}{victim}", event.at, event.lead, event.late)
+}
+
+fn show(scores: &Scores) {
+    println!("{}", scores.table());
+    for bin in scores.all[&Rule::Risk].bins.iter().filter(|bin| bin.forecasts > 0) {
+        let count = bin.forecasts as f64;
+        println!("{count} forecasts said {:.3}, {:.3} came", bin.sum / count, bin.true_ones as f64 / count);
+    }
+}
+
+#[test]
+#[ignore = "for tuning: the seeds that were tuned on"]
+fn tuned_on() {
+    show(&backtest(TUNED_ON));
+}
+
+#[test]
+fn unseen_runs_are_warned_of_and_steady_ones_are_left_alone() {
+    let scores = backtest(UNSEEN);
+    show(&scores);
+    if std::env::var_os("COTENANT_BLESS").is_some() {
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        std::fs::create_dir_all(&results).unwrap();
+        std::fs::write(results.join("unseen.md"), scores.table()).unwrap();
+        std::fs::write(results.join("calibration.svg"), scores.plot(Rule::Risk)).unwrap();
+    }
+    let risk = &scores.all[&Rule::Risk];
+    for (rule, score) in scores.all.iter().filter(|(rule, _)| **rule != Rule::Risk) {
+        assert!(risk.brier() < score.brier(), "{rule} forecasts better");
+    }
+}
