@@ -18,7 +18,12 @@ enum Toolchain {
 }
 
 fn main() -> ExitCode {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // At run time: a build directory that was copied from elsewhere must not look elsewhere.
+    let Some(manifest) = env::var_os("CARGO_MANIFEST_DIR") else {
+        eprintln!("cargo sets CARGO_MANIFEST_DIR");
+        return ExitCode::FAILURE;
+    };
+    let root = Path::new(&manifest).join("../..");
     for watched in ["ebpf/programs/src", "ebpf/programs/Cargo.toml", "ebpf/abi/src"] {
         println!("cargo::rerun-if-changed={}", root.join(watched).display());
     }

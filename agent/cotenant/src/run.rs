@@ -61,13 +61,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
     };
     let plan = decide(&facts, choices);
-    let sizes = MapSizes {
-        processes: config.kernel.processes,
-        threads: config.kernel.threads,
-        pointers: config.kernel.pointers,
-        handles: config.kernel.handles,
-    };
-    let kernel = match start(&plan, sizes, std::process::id()) {
+    let kernel = match start(&plan, sizes(config), std::process::id()) {
         Ok(kernel) => {
             features.extend(features::kernel(&plan, &kernel));
             Some(kernel)
@@ -134,22 +128,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let served = runtime.block_on(async {
-        let (mut terminate, mut interrupt) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (asked, mut stopping) = tokio::sync::watch::channel(());
-        let server = axum::serve(listener, router(Shared { published, story, tap }))
-            .with_graceful_shutdown(async move {
-                tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-                let _ = asked.send(());
-            })
-            .into_future();
-        tokio::select! {
-            ended = server => ended,
-            // A client that has asked half a question must not hold the stop up.
-            () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
-        }
-    });
+    let served = runtime.block_on(serve(listener, Shared { published, story, tap }));
     info!("stopping");
     stop.store(true, Ordering::Relaxed);
     for thread in threads {
@@ -162,6 +141,33 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served.context("the HTTP server failed")
+}
+
+fn sizes(config: &Config) -> MapSizes {
+    let kernel = &config.kernel;
+    MapSizes {
+        processes: kernel.processes,
+        threads: kernel.threads,
+        pointers: kernel.pointers,
+        handles: kernel.handles,
+    }
+}
+
+/// Answers until it is told to stop.
+async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (asked, mut stopping) = tokio::sync::watch::channel(());
+    let server = axum::serve(listener, router(shared))
+        .with_graceful_shutdown(async move {
+            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+            let _ = asked.send(());
+        })
+        .into_future();
+    tokio::select! {
+        ended = server => ended,
+        // A client that has asked half a question must not hold the stop up.
+        () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
+    }
 }
 
 fn tell(features: &[Feature]) {

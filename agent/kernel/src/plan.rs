@@ -6,6 +6,7 @@ use std::time::Duration;
 use cotenant_abi::{EXIT_BY_FIELD, EXIT_BY_LEADER, EXIT_BY_SIGNAL_LIVE};
 
 /// What the host offers, read by the `host` room.
+#[allow(clippy::struct_excessive_bools, reason = "facilities that are there or not, each for itself")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFacts {
     pub kernel: (u32, u32),

@@ -92,14 +92,14 @@ fn failed(process: ProcessId, tgid: u32, mut fields: Cursor<'_>) -> Option<Repor
 
 fn killed(process: u64, tgid: u32, mut fields: Cursor<'_>) -> Option<Report> {
     let (marked_at, ended_at, cgroup_id) = (fields.u64()?, fields.u64()?, fields.u64()?);
-    let (tid, uid, trigger, _pad) = (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
+    let (thread, uid, trigger, _pad) = (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
     let trigger_cgroup_id = fields.u64()?;
     let comm: [u8; 16] = fields.take()?;
     let comm = comm.split(|byte| *byte == 0).next().unwrap_or_default();
     Some(Report::Killed(KilledThread {
         process: (process != 0).then_some(ProcessId(process)),
         tgid,
-        tid,
+        tid: thread,
         uid,
         comm: String::from_utf8_lossy(comm).into_owned(),
         cgroup_id,
@@ -115,14 +115,14 @@ fn slow(process: ProcessId, tgid: u32, mut fields: Cursor<'_>) -> Option<Report>
     let (runnable_ns, bytes, longest_ns) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let culprit = fields.u64()?;
     let longest_stack = StackId::new(i32::from_ne_bytes(fields.take()?));
-    let tid = fields.u32()?;
+    let thread = fields.u32()?;
     let (operation, gpu) = (Operation::from_tag(fields.u8()?)?, fields.u8()?);
     let shared = fields.u8()? != 0;
     fields.u8()?;
     let call = SlowCall {
         process,
         tgid,
-        tid,
+        tid: thread,
         operation,
         error: CudaError(fields.u32()?),
         start,

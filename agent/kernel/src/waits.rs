@@ -26,9 +26,12 @@ use crate::{
 /// Nanoseconds from which on a wait that goes on is reported.
 const STALLED: u64 = 1_000_000_000;
 
+/// Return addresses, innermost first.
+pub(crate) type NewStacks = BTreeMap<StackId, Vec<u64>>;
+
 /// The maps of the scheduler hooks.
 pub(crate) struct Waits {
-    waits: Table<WaitKey, Latency>,
+    places: Table<WaitKey, Latency>,
     blame: Table<BlameKey, Blame>,
     effort: Table<EffortKey, Effort>,
     threads: Table<u32, Thread>,
@@ -48,7 +51,7 @@ impl Waits {
         let stacks =
             StackTraceMap::try_from(take(ebpf, name)?).map_err(|source| KernelError::Map { name, source })?;
         Ok(Self {
-            waits: Table::take(ebpf, "WAITS", size("WAITS"))?,
+            places: Table::take(ebpf, "WAITS", size("WAITS"))?,
             blame: Table::take(ebpf, "BLAME", size("BLAME"))?,
             effort: Table::take(ebpf, "EFFORT", size("EFFORT"))?,
             threads: Table::take(ebpf, "THREADS", size("THREADS"))?,
@@ -62,8 +65,8 @@ impl Waits {
     pub(crate) fn read(
         &mut self,
         samples: &mut BTreeMap<u64, ProcessSample>,
-    ) -> Result<(BTreeMap<StackId, Vec<u64>>, [MapFill; 3]), KernelError> {
-        let (waits, blame, effort) = (self.waits.rows()?, self.blame.rows()?, self.effort.rows()?);
+    ) -> Result<(NewStacks, [MapFill; 3]), KernelError> {
+        let (waits, blame, effort) = (self.places.rows()?, self.blame.rows()?, self.effort.rows()?);
         let mut stacks = BTreeMap::new();
         for (key, value) in &waits {
             let stack = StackId::new(key.stack);
@@ -105,7 +108,7 @@ impl Waits {
         }
         let fill = |name, entries: usize, capacity| MapFill { name, entries: entries as u64, capacity };
         let fills = [
-            fill(self.waits.name(), waits.len(), self.waits.capacity()),
+            fill(self.places.name(), waits.len(), self.places.capacity()),
             fill(self.blame.name(), blame.len(), self.blame.capacity()),
             fill(self.effort.name(), effort.len(), self.effort.capacity()),
         ];
@@ -155,7 +158,7 @@ impl Waits {
         let before = std::mem::replace(&mut self.ended, ended.iter().map(|id| id.0).collect());
         self.blame.retain(|key, _| !gone(key.victim) && !before.contains(&key.culprit))?;
         if !ended.is_empty() {
-            self.waits.retain(|key, _| !gone(key.process))?;
+            self.places.retain(|key, _| !gone(key.process))?;
             self.effort.retain(|key, _| !gone(key.process))?;
         }
         Ok(())

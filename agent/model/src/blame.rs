@@ -189,11 +189,11 @@ mod tests {
     fn the_edges_of_a_victim_that_is_gone_end_after_the_retention() {
         let mut blame = Blame::default();
         let rows = sample(&[(1, Waker::Kernel, 7)]);
-        blame.advance(&rows, &names(), &classes(), Duration::ZERO, Duration::from_secs(60));
+        blame.advance(&rows, &names(), &classes(), Duration::ZERO, Duration::from_mins(1));
         let (none, nobody) = (KernelSample::default(), BTreeMap::new());
-        blame.advance(&none, &nobody, &classes(), Duration::from_secs(30), Duration::from_secs(60));
+        blame.advance(&none, &nobody, &classes(), Duration::from_secs(30), Duration::from_mins(1));
         assert_eq!(blame.edges().len(), 1);
-        blame.advance(&none, &nobody, &classes(), Duration::from_secs(61), Duration::from_secs(60));
+        blame.advance(&none, &nobody, &classes(), Duration::from_secs(61), Duration::from_mins(1));
         assert!(blame.edges().is_empty());
     }
 }
