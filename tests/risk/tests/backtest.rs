@@ -4,8 +4,8 @@
 //! `COTENANT_RISK_VERBOSE=1` prints each run, `COTENANT_BLESS=1` writes tests/risk/results.
 
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use cotenant_model::risk::score::{EventScore, Rule, Score, Scorer};
 use cotenant_risk_runs::{SCENARIOS, Scenario, Scores, TUNED_ON, UNSEEN};
@@ -20,13 +20,17 @@ fn backtest(seeds: std::ops::Range<u64>) -> Scores {
             scope.spawn(|| {
                 while let Some((scenario, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     for (rule, score) in one(*scenario, *seed) {
-                        scores.lock().unwrap().add(scenario.is_steady(), rule, &score);
+                        scores.lock().unwrap_or_else(PoisonError::into_inner).add(
+                            scenario.is_steady(),
+                            rule,
+                            &score,
+                        );
                     }
                 }
             });
         }
     });
-    scores.into_inner().unwrap()
+    scores.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn one(scenario: Scenario, seed: u64) -> Vec<(Rule, Score)> {
@@ -36,9 +40,9 @@ fn one(scenario: Scenario, seed: u64) -> Vec<(Rule, Score)> {
     for moment in run.moments() {
         scorer.advance(&moment);
     }
-    let scores = scorer.finish(&drivers);
+    let outcome = scorer.finish(&drivers);
     if std::env::var_os("COTENANT_RISK_VERBOSE").is_some() {
-        let (_, risk) = &scores[0];
+        let (_, risk) = &outcome[0];
         let events: Vec<String> = risk.events.iter().map(told).collect();
         let (warnings, wrong) = (risk.warnings, risk.false_warnings);
         let brier = risk.brier().unwrap_or(0.0);
@@ -47,7 +51,7 @@ fn one(scenario: Scenario, seed: u64) -> Vec<(Rule, Score)> {
             events.join(", ")
         );
     }
-    scores
+    outcome
 }
 
 fn told(event: &EventScore) -> String {
