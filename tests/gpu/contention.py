@@ -319,6 +319,8 @@ def kills(options):
                 "memory.events": dict(line.split() for line in (group / "memory.events").read_text().splitlines()),
                 "failure": eater.failure,
             })
+        # A kill is told when its witnesses have had their time: some four ticks.
+        time.sleep(5)
         after = settled()
         status = json.loads(get("/status"))
     over.set()

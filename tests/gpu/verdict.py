@@ -66,6 +66,8 @@ def change(before, after):
 
 
 def short(tenant):
+    if tenant == "system:cotenant":
+        return "agent"
     return re.sub(r"^systemd:wl-(.+)\.service$", r"\1", tenant)
 
 
@@ -329,7 +331,7 @@ def main():
     repeats(page, sys.argv[4:])
     head = [f"# Waits and blame on a real GPU, {host['date']}", "",
             "Made by `tests/gpu/verdict.py` from what `tests/gpu/contention.sh` collected on an H200 host.", "",
-            f"- {len(host['gpus'])} × {host['gpus'][0].split(',')[1].strip()}, driver {host['gpus'][0].split(',')[2].strip()}, kernel {host['kernel']}, {host['cpus']} CPUs; {host['agent']}, release build.",
+            f"- {len(host['gpus'])} × {host['gpus'][0].split(',')[1].strip()}, driver {host['gpus'][0].split(',')[2].strip()}, kernel {host['kernel']}, {host['cpus']} CPUs; {host['agent']}.",
             f"- torch, cupy, jax: {host['versions']}.", "", "## Problems", ""]
     head += [f"- {problem}." for problem in page.problems] or ["None."]
     (out / f"{host['date']}-{name}.md").write_text("\n".join([*head, "", *page.lines]).rstrip() + "\n")
