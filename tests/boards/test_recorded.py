@@ -79,6 +79,11 @@ class Recorded(unittest.TestCase):
         page = (self.run_.place / "target/demo/metrics.prom").read_text(encoding="utf-8")
         found = collections.Counter(re.match(r"\w+", line)[0] for line in page.splitlines() if not line.startswith("#"))
         text = (shipped.DASHBOARDS / "README.md").read_text(encoding="utf-8")
+        # Forecasts come when there is something to say; the page has their bound.
+        forecasts = [name for name in found if re.match("cotenant_gpu_(reclaim_risk|time_to_exhaustion|memory_headroom|tenant_memory_growth)", name)]
+        forecast = sum(found.pop(name) for name in forecasts)
+        each_gpu, each_tenant = map(int, re.search(r"up to (\d+) for each GPU and (\d+) for each tenant on a GPU", text).groups())
+        self.assertLessEqual(forecast, each_gpu * found["hw_gpu_memory_limit_bytes"] + each_tenant * found["cotenant_gpu_memory_process_bytes"])
         terms = re.findall(r"^\| ([\d,]+) × \*\*(\w+)\*\* \|", text, re.M)
         agent = sum(count for name, count in found.items() if re.match("cotenant_(agent|incidents)_", name) and "_nvml_call_" not in name)
         there = {
