@@ -24,6 +24,7 @@ use cotenant_model::{
     report::{FailedCall, RetriedCall, SlowCall},
     sample::{GpuRef, KernelSample},
     view::{EventsView, Feature, FeatureState},
+    wait::class_of,
     xid::{PciAddress, Xids},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -393,8 +394,7 @@ fn stalls(tick: &Tick<'_>, clock: Clock) -> Vec<Stall> {
     stalls
         .filter_map(|row| {
             let victim = tick.tenants.get(&row.process)?.clone();
-            let class = row.stack.and_then(|stack| tick.stacks.classes().get(&stack).copied());
-            let class = class.unwrap_or(WaitClass::Other);
+            let class = class_of(tick.stacks.classes(), row.stack);
             let holder = row.holder.and_then(|id| tick.tenants.get(&id));
             Some(Stall {
                 gpus: places(tick, &victim, class),

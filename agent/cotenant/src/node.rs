@@ -16,7 +16,7 @@ use cotenant_export::{Guard, Limits};
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Names, Node, Tenant, TenantKind,
+    Absence, DeviceSample, GpuId, Names, Node, Tenant,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
@@ -119,8 +119,7 @@ impl Ticker {
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
         let step = state.node.advance(&kernel, &device, names, now, retention);
         if let Some(device) = &self.device {
-            let agent = Tenant::plain(TenantKind::System, "cotenant");
-            device.hold_back(state.restraint.weigh(&agent, &step.fresh_blame, now));
+            device.hold_back(state.restraint.weigh(&Tenant::agent(), &step.fresh_blame, now));
         }
         let (reports, unfetched) =
             self.reports.lock().map(|mut reports| (reports.fetch(), reports.dropped())).unwrap_or_default();

@@ -81,7 +81,7 @@ mod tests {
     }
 
     fn agent() -> Tenant {
-        Tenant::plain(TenantKind::System, "cotenant")
+        Tenant::agent()
     }
 
     fn after(seconds: u64, on_agent_us: u64, on_neighbour_us: u64) -> u32 {

@@ -124,31 +124,28 @@ fn refused(reason: &str) -> Response {
     (StatusCode::BAD_REQUEST, format!("{reason}\n")).into_response()
 }
 
-/// The moment from which on something is wanted.
-fn since(which: &Which) -> Result<Option<f64>, String> {
-    let Some(text) = &which.since else { return Ok(None) };
-    let ago = humantime::parse_duration(text)
+/// The moment from which on, and the tenant of whom, something is wanted.
+fn wanted(which: Result<Query<Which>, QueryRejection>) -> Result<(Option<f64>, Option<String>), String> {
+    let Query(Which { since, tenant }) = which.map_err(|error| error.body_text())?;
+    let Some(text) = since else { return Ok((None, tenant)) };
+    let ago = humantime::parse_duration(&text)
         .map_err(|error| format!("since: {error}; write a duration such as 15m or 2h"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok(Some(now.saturating_sub(ago).as_secs_f64()))
+    Ok((Some(now.saturating_sub(ago).as_secs_f64()), tenant))
 }
 
 async fn incidents(
     State(Shared { story, .. }): State<Shared>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
-    let which = match which {
-        Ok(Query(which)) => which,
-        Err(error) => return refused(&error.body_text()),
-    };
-    let since = match since(&which) {
-        Ok(since) => since,
+    let (since, tenant) = match wanted(which) {
+        Ok(wanted) => wanted,
         Err(reason) => return refused(&reason),
     };
     let Ok(story) = story.lock() else {
         return (StatusCode::INTERNAL_SERVER_ERROR, "the incidents are not readable\n").into_response();
     };
-    let list = story.incidents.list(since, which.tenant.as_deref());
+    let list = story.incidents.list(since, tenant.as_deref());
     drop(story);
     let explained: Vec<Explained> = list.into_iter().map(Explained::from).collect();
     Json(json!({ "incidents": explained })).into_response()
@@ -158,23 +155,19 @@ async fn kills(
     State(Shared { story, .. }): State<Shared>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
-    let which = match which {
-        Ok(Query(which)) => which,
-        Err(error) => return refused(&error.body_text()),
-    };
-    let since = match since(&which) {
-        Ok(since) => since,
+    let (since, tenant) = match wanted(which) {
+        Ok(wanted) => wanted,
         Err(reason) => return refused(&reason),
     };
     let Ok(story) = story.lock() else {
         return (StatusCode::INTERNAL_SERVER_ERROR, "the kills are not readable\n").into_response();
     };
-    let wanted = |(at, kill): &&(f64, Kill)| {
+    let asked_for = |(at, kill): &&(f64, Kill)| {
         let of = kill.tenant.as_ref().map(|tenant| tenant.name.as_str());
-        since.is_none_or(|since| *at >= since) && which.tenant.as_deref().is_none_or(|name| of == Some(name))
+        since.is_none_or(|since| *at >= since) && tenant.as_deref().is_none_or(|name| of == Some(name))
     };
     let kills: Vec<Value> =
-        story.kills.iter().filter(wanted).map(|(at, kill)| kill_json(*at, kill)).collect();
+        story.kills.iter().filter(asked_for).map(|(at, kill)| kill_json(*at, kill)).collect();
     Json(json!({ "kills": kills })).into_response()
 }
 

@@ -104,28 +104,28 @@ impl Guard {
 
     /// Edges of folded tenants become edges of `other`, which for the same reason as its counters only grow.
     fn fold_blame(&mut self, view: &mut View) {
-        let mut edges = BTreeMap::new();
-        let mut folded = BTreeMap::new();
+        let mut edges: BTreeMap<Edge, Share> = BTreeMap::new();
+        let mut folded: BTreeMap<Edge, Share> = BTreeMap::new();
         for (edge, share) in std::mem::take(&mut view.blame) {
             let edge = distinct_edge(edge);
             let ends = self.published(&edge);
             if ends == edge {
-                add_share(edges.entry(edge).or_default(), share);
+                edges.entry(edge).or_default().add(share);
             } else {
-                add_share(folded.entry(edge).or_default(), share);
+                folded.entry(edge).or_default().add(share);
             }
         }
         for (edge, share) in &folded {
             let past = self.folded_blame.get(edge).copied().unwrap_or_default();
             let grown =
                 Share { waits: since(share.waits, past.waits), time_ns: since(share.time_ns, past.time_ns) };
-            add_share(self.other_blame.entry(self.published(edge)).or_default(), grown);
+            self.other_blame.entry(self.published(edge)).or_default().add(grown);
         }
         self.folded_blame = folded;
         let (own, other) = (&self.own, Tenant::other());
         self.other_blame.retain(|(victim, ..), _| *victim == other || own.contains(victim));
         for (edge, share) in &self.other_blame {
-            add_share(edges.entry(edge.clone()).or_default(), *share);
+            edges.entry(edge.clone()).or_default().add(*share);
         }
         view.blame = edges;
     }
@@ -164,11 +164,6 @@ fn distinct_edge((victim, culprit, class): Edge) -> Edge {
         other => other,
     };
     (clean(victim), culprit, class)
-}
-
-fn add_share(sum: &mut Share, more: Share) {
-    sum.waits += more.waits;
-    sum.time_ns += more.time_ns;
 }
 
 /// What makes a tenant worth its own series.

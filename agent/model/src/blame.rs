@@ -9,6 +9,7 @@ use std::{
 use crate::{
     Culprit, ProcessId, Tenant, TenantKind, WaitClass,
     sample::{KernelSample, StackId, Waker},
+    wait::class_of,
 };
 
 /// Pairs that are kept apart; past them the culprit is `other`.
@@ -21,6 +22,13 @@ pub struct Share {
     pub waits: u64,
     /// Its part of the victim's blocked time.
     pub time_ns: u64,
+}
+
+impl Share {
+    pub fn add(&mut self, more: Self) {
+        self.waits += more.waits;
+        self.time_ns += more.time_ns;
+    }
 }
 
 pub type Edge = (Tenant, Culprit, WaitClass);
@@ -85,9 +93,8 @@ impl Blame {
                     Waker::Kernel => Culprit::Kernel,
                     Waker::Unseen => Culprit::Unknown,
                 };
-                let class =
-                    row.stack.and_then(|stack| classes.get(&stack).copied()).unwrap_or(WaitClass::Other);
-                add(news.entry((victim.clone(), culprit, class)).or_default(), fresh);
+                let class = class_of(classes, row.stack);
+                news.entry((victim.clone(), culprit, class)).or_default().add(fresh);
             }
         }
         self.rows = rows;
@@ -95,11 +102,11 @@ impl Blame {
         for (edge, share) in &news {
             let known = self.edges.contains_key(edge);
             if known || self.edges.len() < MAX_PAIRS {
-                add(self.edges.entry(edge.clone()).or_default(), *share);
+                self.edges.entry(edge.clone()).or_default().add(*share);
             } else {
                 self.folded += 1;
                 let (victim, _, class) = edge.clone();
-                add(self.edges.entry((victim, Culprit::Tenant(Tenant::other()), class)).or_default(), *share);
+                self.edges.entry((victim, Culprit::Tenant(Tenant::other()), class)).or_default().add(*share);
             }
         }
         self.seen.retain(|_, seen| now.saturating_sub(*seen) <= retention);
@@ -114,11 +121,6 @@ impl Blame {
     pub fn edges(&self) -> &BTreeMap<Edge, Share> {
         &self.edges
     }
-}
-
-fn add(sum: &mut Share, more: Share) {
-    sum.waits += more.waits;
-    sum.time_ns += more.time_ns;
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::{
     excess::{Baselines, Excess},
     sample::{Confidence, GpuRef, Histogram, KernelSample, LedgerRow, ProcessSample, StackId},
     view::{GpuView, MemoryTotals, Residual, TenantView},
+    wait::class_of,
 };
 
 /// What the host room found: whose a process is, what a kernel stack means.
@@ -90,7 +91,7 @@ impl Totals {
             self.latency.entry(row.operation).or_default().add(&row.histogram);
         }
         for row in &process.waits {
-            let class = row.stack.and_then(|stack| classes.get(&stack).copied()).unwrap_or(WaitClass::Other);
+            let class = class_of(classes, row.stack);
             self.waits.entry(class).or_default().add(&row.histogram);
         }
     }

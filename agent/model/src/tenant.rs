@@ -64,6 +64,11 @@ impl Tenant {
         Self { name, kind, namespace: None, pod: None, container: None }
     }
 
+    /// The agent itself: what it does to tenants is to be seen as its own doing.
+    pub fn agent() -> Self {
+        Self::plain(TenantKind::System, "cotenant")
+    }
+
     /// Where the tenants past the cap go.
     pub fn other() -> Self {
         Self::plain(TenantKind::Other, "")

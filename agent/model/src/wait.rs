@@ -1,9 +1,10 @@
 //! Owns what a wait inside a driver call is: its class by the kernel stack at blocking, and who ended it.
 //! Refuses addresses: frames come in as symbol names, innermost first.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::Tenant;
+use crate::{Tenant, sample::StackId};
 
 /// What a thread in a driver call was blocked on. Ordered as published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +48,11 @@ impl WaitClass {
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|class| class.as_str() == name)
     }
+}
+
+/// What a wait on this stack is, by the stacks that were classified. One that could not be taken is `other`.
+pub fn class_of(classes: &BTreeMap<StackId, WaitClass>, stack: Option<StackId>) -> WaitClass {
+    stack.and_then(|stack| classes.get(&stack).copied()).unwrap_or(WaitClass::Other)
 }
 
 impl fmt::Display for WaitClass {

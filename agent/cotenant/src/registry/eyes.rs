@@ -2,7 +2,7 @@
 //! Refuses to remember: the registry does, and nothing is read while it is locked.
 
 use cotenant_host::{CgroupView, Host, HostNames, Identity, Kind, Observed, identify};
-use cotenant_model::{Tenant, TenantKind};
+use cotenant_model::Tenant;
 
 /// A process as it was at one look.
 #[derive(Clone, Debug)]
@@ -29,8 +29,7 @@ impl Eyes {
         let Observed { start, uid, identity } = self.host.identity(pid, &self.view, &self.names).ok()?;
         if pid == std::process::id() {
             // Whoever started it, what it does to tenants is its own doing, and is to be seen as such.
-            let tenant = Tenant::plain(TenantKind::System, "cotenant");
-            return Some(Sight { start, uid, tenant, nameless: false, by_cgroup: false });
+            return Some(Sight { start, uid, tenant: Tenant::agent(), nameless: false, by_cgroup: false });
         }
         Some(Sight {
             start,

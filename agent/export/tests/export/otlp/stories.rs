@@ -287,10 +287,13 @@ async fn a_slow_call_says_where_its_time_went_and_how_many_were_left_out() {
         assert_eq!(attribute(&spans[0].attributes, key).as_deref(), Some(value), "{key}");
     }
     assert!(spans[0].status.is_none(), "it succeeded");
-    // The victim is in an open incident, which the call links to.
-    let opened =
-        stage.sink.records().into_iter().find(|record| record.event_name == "cotenant.incident.opened");
-    assert_eq!(spans[0].links[0].trace_id, opened.unwrap().trace_id);
+    // The victim is in an open incident, which the call links to. Log records travel apart from spans.
+    let opened = || {
+        let records = stage.sink.records();
+        records.into_iter().find(|record| record.event_name == "cotenant.incident.opened")
+    };
+    until("the opening", || opened().is_some()).await;
+    assert_eq!(spans[0].links[0].trace_id, opened().unwrap().trace_id);
     stop(stage.sender).await;
 }
 
