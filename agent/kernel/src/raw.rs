@@ -29,6 +29,7 @@ plain!(
     cotenant_abi::EffortKey,
     cotenant_abi::FailureKey,
     cotenant_abi::Handle,
+    cotenant_abi::HostCalls,
     cotenant_abi::Latency,
     cotenant_abi::Ledger,
     cotenant_abi::LedgerKey,
@@ -38,7 +39,9 @@ plain!(
     cotenant_abi::Pointer,
     cotenant_abi::PointerKey,
     cotenant_abi::Process,
+    cotenant_abi::Recent,
     cotenant_abi::Settings,
+    cotenant_abi::Swept,
     cotenant_abi::Thread,
     cotenant_abi::WaitKey,
 );

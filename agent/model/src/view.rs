@@ -116,8 +116,12 @@ pub struct AgentView {
     pub blame_folded: u64,
     /// Who may hold memory that no process list names, when there is such memory. For people, not a label.
     pub holder_candidates: Vec<HolderCandidate>,
-    /// Calibrated cost of one probe hit, in seconds, when it was measured.
+    /// What the probes of one call cost it, in seconds, when it was measured.
     pub probe_cost_seconds: Option<f64>,
+    /// Libraries whose stream-ordered calls are not probed for now.
+    pub probes_shed: u64,
+    /// Processes whose calls are not timed for now.
+    pub processes_untimed: u64,
     /// How sending to a collector goes, a row a signal. Empty when nothing is sent.
     pub otlp: Vec<OtlpView>,
 }

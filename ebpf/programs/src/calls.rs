@@ -15,16 +15,16 @@ use aya_ebpf::{
 use cotenant_abi::{
     CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Effort, EffortKey, Event, FailureKey,
     Frame, GPU_UNKNOWN, LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, NO_OPERATION, Note,
-    Process, Thread,
+    Process, TABLES, Thread,
 };
 
 use crate::{
     atomic, contexts, ledger,
     maps::{
-        ANY, CALLS, EFFORT, FAILURES, HOST, LATENCY, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS, SHADOWED,
-        THREADS, ZERO_THREAD, count, emit, histogram, lose, note,
+        ANY, CALLS, EFFORT, FAILURES, HOST, LATENCY, LEAN, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS,
+        SHADOWED, THREADS, ZERO_THREAD, count, emit, histogram, lose, note,
     },
-    reports,
+    recent, reports,
 };
 
 #[inline(always)]
@@ -104,7 +104,7 @@ pub fn meet(tgid: u32, operation: u8) -> u64 {
         in_flight: 0,
         entries: 0,
         reported_at: 0,
-        pad2: 0,
+        rows: [0; TABLES],
     };
     if PROCESSES.insert(&id, &process, ANY).is_err() {
         lose(Loss::ProcessMapFull);
@@ -384,10 +384,15 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
     let (process, closed) = unsafe { ((*thread).process, &*frame) };
     let operation = Cookie(closed.cookie).operation();
     let duration = now().saturating_sub(closed.start);
-    record(process, operation, duration, gpu, code);
+    record(process, operation, gpu, code);
     if code != 0 {
         reports::failed(process, frame, gpu, code);
     }
+    recent::remember(process, frame, gpu, code);
+    if lean(process) {
+        return;
+    }
+    time(process, operation, duration);
     if closed.outermost == 1 {
         if code == 0 {
             let busy = duration.saturating_sub(closed.blocked).saturating_sub(closed.runnable);
@@ -402,13 +407,23 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
 
 /// A function of its own, with scalars only: the verifier walks it once a call, not once a path.
 #[inline(never)]
-fn record(process: u64, operation: u8, duration: u64, gpu: u8, code: u32) {
+fn record(process: u64, operation: u8, gpu: u8, code: u32) {
     count(&CALLS, &CallKey { process, operation, gpu, pad: [0; 6] }, Loss::CallMapFull);
     if code != 0 {
         // `CUresult` ends at 999: a library that invents codes gets one row for all of them.
         let code = if code > 999 { 0xffff } else { code };
         count(&FAILURES, &FailureKey { process, operation, gpu, pad: [0; 2], code }, Loss::FailureMapFull);
     }
+}
+
+/// Whether calls of this process are not to be timed.
+#[inline(always)]
+fn lean(process: u64) -> bool {
+    SETTINGS.get(0).is_some_and(|settings| settings.lean != 0) && LEAN.get_ptr(&process).is_some()
+}
+
+#[inline(never)]
+fn time(process: u64, operation: u8, duration: u64) {
     match histogram(&LATENCY, &CallKey { process, operation, gpu: 0, pad: [0; 6] }) {
         Some(latency) => sort_into(latency, duration),
         None => lose(Loss::LatencyMapFull),

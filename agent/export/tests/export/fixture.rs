@@ -139,6 +139,8 @@ pub(crate) fn agent() -> AgentView {
             missing: 3,
             failed: 0,
             processes: 5,
+            pids: Vec::new(),
+            shed: false,
             refused: None,
         }],
         features: vec![Feature {
@@ -173,6 +175,8 @@ pub(crate) fn agent() -> AgentView {
             last_success_seconds: Some(12.5),
         }],
         probe_cost_seconds: Some(0.95e-6),
+        probes_shed: 1,
+        processes_untimed: 2,
     }
 }
 
