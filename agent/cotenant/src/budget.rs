@@ -23,6 +23,8 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Windows over the budget before anything goes, and under half of it before timing comes back.
 const HOT: u32 = 2;
 const COOL: u32 = 10;
+/// Until probes that come or go have done so.
+const SETTLED: Duration = Duration::from_secs(5);
 /// A library that is shed again so soon after it came back stays away twice as long.
 const RELAPSE: u32 = 10;
 const MOST: u32 = 16;
@@ -65,6 +67,8 @@ pub(crate) struct Orders {
     pub(crate) shed: BTreeSet<Key>,
     /// What these hold in pools is not known.
     pub(crate) write_off: BTreeSet<ProcessId>,
+    /// Whether probes may be about to come or go; `None`: as before.
+    pub(crate) shedding: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -77,6 +81,8 @@ pub(crate) struct Budget {
     marked: u64,
     /// Published as shed at the last look.
     away: BTreeSet<Key>,
+    /// When something was shed, last.
+    unsettled: Option<Duration>,
 }
 
 impl Budget {
@@ -88,6 +94,7 @@ impl Budget {
             blind: BTreeSet::new(),
             marked: 0,
             away: BTreeSet::new(),
+            unsettled: None,
         }
     }
 
@@ -108,6 +115,13 @@ impl Budget {
             orders.shed = self.shed().collect();
         }
         self.mark(kernel, libraries, &mut orders);
+        if !self.away.is_empty() || !orders.shed.is_empty() {
+            orders.shedding = self.unsettled.is_none().then_some(true);
+            self.unsettled = Some(now);
+        } else if self.unsettled.is_some_and(|last| now.saturating_sub(last) >= SETTLED) {
+            orders.shedding = Some(false);
+            self.unsettled = None;
+        }
         orders
     }
 

@@ -202,7 +202,8 @@ impl Ticker {
             let spared = orders.untimed.map_or(Ok(()), |untimed| reader.spare(&untimed));
             let written =
                 if orders.write_off.is_empty() { Ok(()) } else { reader.write_off(&orders.write_off) };
-            if let Err(error) = spared.and(written) {
+            let told = orders.shedding.map_or(Ok(()), |expected| reader.expect_shedding(expected));
+            if let Err(error) = spared.and(written).and(told) {
                 warn!(error = %chain(&error), "the budget of the probes could not be kept");
             }
         }

@@ -62,6 +62,8 @@ impl MapSizes {
             ("HANDLES", handles),
             ("PHYSICALS", handles),
             ("MAPPINGS", handles),
+            ("CHUNKS", handles),
+            ("POOLS", processes.saturating_mul(4)),
             ("CONTEXTS", processes.saturating_mul(2)),
             ("PRIMARIES", processes.saturating_mul(2)),
             ("ORDINALS", processes.saturating_mul(4)),
@@ -188,7 +190,7 @@ fn settle(ebpf: &mut aya::Ebpf, plan: &Plan, sizes: MapSizes, own_tgid: u32) -> 
         xid_code: xid.code,
         xid_device: xid.device,
         xid_message: xid.message,
-        pad3: 0,
+        shedding: 0,
     };
     if let Some(Waits { task, state_argument, interrupts, .. }) = plan.waits {
         (value.pid_offset, value.state_offset, value.flags_offset) = (task.pid, task.state, task.flags);

@@ -7,13 +7,13 @@ use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use cotenant_abi::{
     CallKey, Context, ContextLedger, ContextLedgerKey, END_EXEC, FailureKey, GPU_ORDINAL, GPU_UNKNOWN,
     HostCalls, Latency, Ledger, LedgerKey, Loss, MAX_GPUS, MemoryKind, Note, Operation, OrdinalKey,
-    PointerKey, Process, Recent, Settings,
+    PointerKey, Pool, PoolKey, Process, Recent, Settings,
 };
 use cotenant_model::{
     CudaError, GpuId, ProcessId,
     sample::{
         CallRow, Confidence, End, FailureRow, GpuRef, Histogram, KernelSample, LatencyRow, LedgerRow,
-        MapFill, ProcessSample,
+        MapFill, PoolRow, ProcessSample,
     },
 };
 
@@ -40,6 +40,7 @@ pub struct Reader {
     contexts: Table<PointerKey, Context>,
     primaries: Table<OrdinalKey, u64>,
     ordinals: Table<OrdinalKey, u64>,
+    pools: Table<PoolKey, Pool>,
     recent: Table<u64, Recent>,
     lean: Table<u64, u64>,
     rows: Rows,
@@ -76,6 +77,7 @@ impl Reader {
             contexts: table!("CONTEXTS"),
             primaries: table!("PRIMARIES"),
             ordinals: table!("ORDINALS"),
+            pools: table!("POOLS"),
             recent: table!("RECENT"),
             lean: table!("LEAN"),
             rows: Rows::take(ebpf, entries, sizes)?,
@@ -135,6 +137,11 @@ impl Reader {
         self.settle(|settings| settings.lean = u64::from(!processes.is_empty()))
     }
 
+    /// Probes on stream-ordered calls are about to come or go, or have settled.
+    pub fn expect_shedding(&mut self, expected: bool) -> Result<(), KernelError> {
+        self.settle(|settings| settings.shedding = expected.into())
+    }
+
     /// The stream-ordered calls of these processes are not seen, or were not: what their pools hold is not known.
     pub fn write_off(&mut self, processes: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
         for (place, off) in self.rows.write_off(processes)? {
@@ -171,6 +178,14 @@ impl Reader {
         for ((process, ..), row) in folded {
             if let Some(sample) = samples.get_mut(&process) {
                 sample.ledger.push(row);
+            }
+        }
+        for (key, pool) in self.pools.rows()? {
+            if let (GpuRef::Known(gpu), Some(sample)) =
+                (gpus.resolve(key.process, key.gpu, false), samples.get_mut(&key.process))
+            {
+                let bytes = u64::try_from(pool.bytes).ok().filter(|_| pool.unsure == 0);
+                sample.pools.push(PoolRow { gpu, bytes });
             }
         }
         let mut calls: BTreeMap<(u64, GpuRef, Operation), u64> = BTreeMap::new();
@@ -255,6 +270,7 @@ impl Reader {
             self.contexts.retain(|key, _| alive(key.process))?;
             self.primaries.retain(|key, _| alive(key.process))?;
             self.ordinals.retain(|key, _| alive(key.process))?;
+            self.pools.retain(|key, _| alive(key.process))?;
             for id in ended {
                 self.processes.remove(id.0)?;
                 self.recent.remove(id.0)?;
@@ -362,6 +378,7 @@ fn sample_of(id: u64, process: &Process) -> ProcessSample {
         confidence,
         before_memory,
         last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cotenant_abi::{
-    Handle, HostCalls, Mapping, MemoryKind, Physical, Pointer, PointerKey, Process, Swept, TABLES,
+    Chunk, Handle, HostCalls, Mapping, MemoryKind, Physical, Pointer, PointerKey, Process, Swept, TABLES,
     Table as Counted,
 };
 use cotenant_model::{ProcessId, sample::MapFill};
@@ -36,6 +36,7 @@ pub(crate) struct Rows {
     handles: Table<PointerKey, Handle>,
     physicals: Table<PointerKey, Physical>,
     mappings: Table<PointerKey, Mapping>,
+    chunks: Table<PointerKey, Chunk>,
     swept: Table<u64, Swept>,
     /// Removed by the agent, of all processes. The programs' settings have them too.
     removed: [u64; TABLES],
@@ -57,6 +58,7 @@ impl Rows {
             handles: Table::take(ebpf, "HANDLES", size("HANDLES"))?,
             physicals: Table::take(ebpf, "PHYSICALS", size("PHYSICALS"))?,
             mappings: Table::take(ebpf, "MAPPINGS", size("MAPPINGS"))?,
+            chunks: Table::take(ebpf, "CHUNKS", size("CHUNKS"))?,
             swept: Table::take(ebpf, "SWEPT", size("SWEPT"))?,
             removed: [0; TABLES],
             swept_at: Instant::now(),
@@ -106,6 +108,7 @@ impl Rows {
         let handles = self.handles.rows()?;
         let physicals = self.physicals.rows()?;
         let mappings = self.mappings.rows()?;
+        let chunks = self.chunks.rows()?;
         let contexts = contexts()?;
         let processes = processes()?;
         let alive: BTreeSet<u64> = processes.iter().map(|(id, _)| *id).collect();
@@ -140,6 +143,10 @@ impl Rows {
         for (key, _) in mappings.into_iter().filter(|(key, _)| !alive.contains(&key.process)) {
             let gone = self.mappings.remove(key)?;
             self.note(key.process, Counted::Mappings, gone, false)?;
+        }
+        for (key, _) in chunks.into_iter().filter(|(key, _)| !alive.contains(&key.process)) {
+            let gone = self.chunks.remove(key)?;
+            self.note(key.process, Counted::Chunks, gone, false)?;
         }
         self.swept_at = Instant::now();
         self.cost = begun.elapsed();

@@ -59,6 +59,8 @@ pub struct ProcessSample {
     pub before_memory: bool,
     /// The last calls that moved memory, oldest first. Only of a process that has ended.
     pub last_calls: Vec<LastCall>,
+    /// What its pools have taken, where the kernel boundary shows it.
+    pub pools: Vec<PoolRow>,
     pub ledger: Vec<LedgerRow>,
     pub calls: Vec<CallRow>,
     pub failures: Vec<FailureRow>,
@@ -167,6 +169,14 @@ pub struct LedgerRow {
     pub freed: u64,
     pub allocations: u64,
     pub frees: u64,
+}
+
+/// Memory of a GPU that the pools of a process have taken, used or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolRow {
+    pub gpu: GpuId,
+    /// `None`: something happened to them that is not understood.
+    pub bytes: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,6 +288,7 @@ pub(crate) mod tests {
             confidence: Confidence::Complete,
             before_memory: true,
             last_calls: Vec::new(),
+            pools: Vec::new(),
             ledger: Vec::new(),
             calls: Vec::new(),
             failures: Vec::new(),

@@ -50,6 +50,8 @@ pub struct TenantView {
     pub memory: BTreeMap<(GpuRef, MemoryKind), MemoryTotals>,
     /// NVML's bytes for the tenant's processes, by GPU.
     pub process_bytes: BTreeMap<GpuId, Reading<u64>>,
+    /// What the tenant's pools have taken of each GPU, used or not; `None` where that is not known of one of them.
+    pub pool_reserved: BTreeMap<GpuId, Option<u64>>,
     /// NVML minus ledger, by GPU, in its parts.
     pub residual: BTreeMap<GpuId, Residual>,
     pub utilization: BTreeMap<GpuId, f64>,

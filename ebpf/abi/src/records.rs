@@ -95,10 +95,13 @@ named! {
         Handles = 1 => "HANDLES",
         Physicals = 2 => "PHYSICALS",
         Mappings = 3 => "MAPPINGS",
+        Chunks = 4 => "CHUNKS",
     }
 }
 
-pub const TABLES: usize = Table::ALL.len();
+/// Length of the arrays: a power of two, for the programs bound indices by a mask.
+pub const TABLES: usize = 8;
+const _: () = assert!(Table::ALL.len() <= TABLES);
 /// `Settings::row_share` is in this many parts.
 pub const WHOLE: u64 = 1024;
 /// Calls that are remembered of each process.
@@ -127,7 +130,7 @@ pub(crate) use record;
 
 record! {
     /// One process that has called the driver. Key of `PROCESSES`: its id.
-    Process[120] {
+    Process[152] {
         /// Boot-clock-free monotonic ns of the first traced call.
         first_seen: u64,
         /// Monotonic ns at which the last thread died or the program was replaced; 0 while alive.
@@ -179,7 +182,7 @@ record! { PointerKey[16] { process: u64, address: u64 } }
 
 record! {
     /// Rows of a process that the agent has removed, by [`Table`]. Only the agent writes it. Key: the process.
-    Swept[32] { rows: [u64; TABLES] }
+    Swept[64] { rows: [u64; TABLES] }
 }
 
 record! {
@@ -270,7 +273,7 @@ record! {
 
 record! {
     /// One traced call in flight.
-    Frame[136] {
+    Frame[144] {
         cookie: u64,
         start: u64,
         stack: u64,
@@ -292,12 +295,38 @@ record! {
         runnable: u64,
         /// Calls that other processes had begun at entry.
         others: i64,
+        /// The address range that the driver made last during this call, 0 for none.
+        ranged: u64,
+    }
+}
+
+record! {
+    /// Memory that a pool has taken from its GPU. Key: [`PointerKey`] with the address where it is mapped.
+    Chunk[24] {
+        bytes: u64,
+        /// [`Pool::epoch`] when it was taken.
+        epoch: u64,
+        gpu: u8,
+        pad: [u8; 7],
+    }
+}
+
+record! { PoolKey[16] { process: u64, gpu: u8, pad: [u8; 7] } }
+
+record! {
+    /// What the pools of a process have taken from one GPU.
+    Pool[24] {
+        bytes: i64,
+        /// Counts up when everything goes at once, with the device's context.
+        epoch: u64,
+        /// Something happened of which is not known what it does to pools: the bytes mean nothing.
+        unsure: u64,
     }
 }
 
 record! {
     /// What one thread is doing. Key of `THREADS`: its id in the initial PID namespace.
-    Thread[952] {
+    Thread[984] {
         process: u64,
         depth: u32,
         contexts_depth: u32,
@@ -313,7 +342,7 @@ pub const EXIT_BY_SIGNAL_LIVE: u8 = 2;
 pub const EXIT_BY_LEADER: u8 = 3;
 
 record! {
-    Settings[176] {
+    Settings[240] {
         /// The agent's own process: its calls into the driver are not traced.
         own_tgid: u32,
         /// How the last thread's death is told: one of `EXIT_BY_*`.
@@ -351,6 +380,7 @@ record! {
         xid_code: u32,
         xid_device: u32,
         xid_message: u32,
-        pad3: u32,
+        /// Probes on stream-ordered calls come or go: for a moment returns have no entries.
+        shedding: u32,
     }
 }

@@ -92,7 +92,7 @@ record! {
 
 record! {
     /// The only entry of `HOST`.
-    HostCalls[48] {
+    HostCalls[80] {
         /// Threads in a traced call.
         in_flight: i64,
         /// Traced calls begun, outermost ones only.

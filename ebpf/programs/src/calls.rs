@@ -15,7 +15,7 @@ use aya_ebpf::{
 use cotenant_abi::{
     CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Effort, EffortKey, Event, FailureKey,
     Frame, GPU_UNKNOWN, LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, NO_OPERATION, Note,
-    Process, TABLES, Thread,
+    Operation, Process, TABLES, Thread,
 };
 
 use crate::{
@@ -253,6 +253,7 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
         (*frame).stashed = 0;
         (*frame).gpu = GPU_UNKNOWN;
         (*frame).mapped_kib = 0;
+        (*frame).ranged = 0;
         (*frame).blocked = (*thread).wait.blocked;
         (*frame).runnable = (*thread).wait.runnable;
         (*frame).arguments = [
@@ -305,6 +306,15 @@ fn shadow<T>(stays: u32, goes: u32) -> Option<T> {
     None
 }
 
+/// Whether a return may lack its entry: probes on such calls come or go at this moment.
+#[inline(always)]
+fn expected(operation: u8) -> bool {
+    let streamed = operation == Operation::MemAllocAsync as u8
+        || operation == Operation::MemAllocFromPoolAsync as u8
+        || operation == Operation::MemFreeAsync as u8;
+    streamed && SETTINGS.get(0).is_some_and(|settings| settings.shedding != 0)
+}
+
 /// Closes the frame of a returning call and gives it with its 32-bit return code.
 #[inline(always)]
 pub fn leave(ctx: &RetProbeContext) -> Option<(*mut Thread, *mut Frame, u32)> {
@@ -339,7 +349,11 @@ pub fn leave(ctx: &RetProbeContext) -> Option<(*mut Thread, *mut Frame, u32)> {
     }
     if !found {
         if SHADOWED.get_ptr(&cookie.library()).is_none() {
-            lose(Loss::ReturnWithoutEntry);
+            if expected(cookie.operation()) {
+                note(Note::LateReturn);
+            } else {
+                lose(Loss::ReturnWithoutEntry);
+            }
             // SAFETY: a live map value.
             ledger::mark_lost(unsafe { (*thread).process });
         }

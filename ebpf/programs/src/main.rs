@@ -15,6 +15,7 @@ mod ledger;
 mod lifecycle;
 mod maps;
 mod physical;
+mod pools;
 mod quota;
 mod recent;
 mod reports;

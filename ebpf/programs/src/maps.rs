@@ -8,9 +8,9 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf, StackTrace},
 };
 use cotenant_abi::{
-    Blame, BlameKey, CallKey, Context, ContextLedger, ContextLedgerKey, Effort, EffortKey, FailureKey,
+    Blame, BlameKey, CallKey, Chunk, Context, ContextLedger, ContextLedgerKey, Effort, EffortKey, FailureKey,
     Handle, HostCalls, Latency, Ledger, LedgerKey, Loss, Mapping, Note, OrdinalKey, Physical, Pointer,
-    PointerKey, Process, Recent, Settings, Swept, TABLES, Thread, Turns, Victim, WaitKey,
+    PointerKey, Pool, PoolKey, Process, Recent, Settings, Swept, TABLES, Thread, Turns, Victim, WaitKey,
 };
 
 use crate::atomic;
@@ -83,6 +83,10 @@ pub static STACKS: StackTrace = StackTrace::with_max_entries(8192, 0);
 #[map]
 pub static VICTIMS: LruHashMap<u32, Victim> = LruHashMap::with_max_entries(4096, 0);
 
+#[map]
+pub static CHUNKS: HashMap<PointerKey, Chunk> = HashMap::with_max_entries(65_536, 0);
+#[map]
+pub static POOLS: HashMap<PoolKey, Pool> = HashMap::with_max_entries(16_384, 0);
 /// Written by the agent alone.
 #[map]
 pub static SWEPT: HashMap<u64, Swept> = HashMap::with_max_entries(16_384, 0);

@@ -5,7 +5,7 @@
 use cotenant_abi::{Loss, Table, WHOLE};
 
 use crate::{
-    atomic::{self, below_four},
+    atomic::{self, below_eight},
     ledger,
     maps::{HOST, PROCESSES, SETTINGS, SWEPT, lose},
 };
@@ -14,7 +14,7 @@ use crate::{
 #[inline(always)]
 fn change(process: u64, table: Table, rows: i64) -> Option<(i64, i64)> {
     let entry = PROCESSES.get_ptr_mut(&process)?;
-    let place = below_four(table as u32);
+    let place = below_eight(table as u64);
     // SAFETY: a live map value; the index is within the array.
     let own = unsafe { atomic::fetch_add((&raw mut (*entry).rows).cast::<i64>().add(place), rows) };
     Some((own.wrapping_add(rows), HOST.count_rows(place, rows).wrapping_add(rows)))
@@ -32,7 +32,7 @@ pub fn claim(process: u64, table: Table) -> bool {
     let (Some((own, all)), Some(settings)) = (change(process, table, 1), SETTINGS.get(0)) else {
         return true;
     };
-    let place = below_four(table as u32);
+    let place = below_eight(table as u64);
     // SAFETY: the index is within the arrays.
     let (limit, swept) = unsafe {
         (*settings.row_limits.as_ptr().add(place) as i64, *settings.swept.as_ptr().add(place) as i64)

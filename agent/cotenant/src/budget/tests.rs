@@ -35,6 +35,7 @@ fn process(id: u64, streams: u64, others: u64) -> ProcessSample {
         confidence: Confidence::Complete,
         before_memory: true,
         last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: vec![row(Operation::MemFreeAsync, streams), row(Operation::MemAlloc, others)],
         failures: Vec::new(),

@@ -219,6 +219,12 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, OPERATION], "T x (G + 2) x 45",
         "Driver calls of a tenant by CUDA function, failed ones included, from the probes. Lost events are missing and \
          counted in cotenant_agent_losses_total.";
+    MemoryPool: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.pool.reserved",
+        "cotenant_gpu_memory_pool_reserved_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Bytes of the GPU that the tenant's pools (cuMemAllocAsync) have taken, used or not, from what the driver maps and \
+         unmaps. What of it is in use is cotenant_gpu_memory_live_bytes of memory_kind pool. Exact. Not there when it is \
+         not known of one of the tenant's processes: it was there before the agent, events of it were lost, there is no \
+         kernel boundary, or its driver maps pools in another way.";
     MemoryProcess: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.process",
         "cotenant_gpu_memory_process_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "Bytes that NVML lists for a tenant's processes, contexts and modules included. Not there when NVML does not say \

@@ -115,6 +115,7 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         confidence: Confidence::Complete,
         memory,
         process_bytes: gpus.iter().map(|index| (gpu_id(*index), Ok(seed * MIB))).collect(),
+        pool_reserved: gpus.iter().map(|index| (gpu_id(*index), Some(32 * seed * MIB))).collect(),
         residual: gpus.iter().map(|index| (gpu_id(*index), residual)).collect(),
         utilization: gpus.iter().map(|index| (gpu_id(*index), 0.25)).collect(),
         operations,

@@ -84,6 +84,7 @@ fn process(id: ProcessId) -> ProcessSample {
         confidence: Confidence::Complete,
         before_memory: true,
         last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),
