@@ -570,6 +570,7 @@ def tenant():
             "bytes",
             query(f"sum by (memory_kind) (cotenant_gpu_memory_live_bytes{{{OF_TENANT}}})", "{{memory_kind}}"),
             query(f"sum by (memory_kind) (cotenant_gpu_memory_live_peak_bytes{{{OF_TENANT}}})", "{{memory_kind}} peak"),
+            query(f"sum(cotenant_gpu_memory_pool_reserved_bytes{{{OF_TENANT}}})", "taken by pools"),
             low=0,
             overrides=[matching("/ peak$/", custom__lineStyle={"fill": "dash", "dash": [4, 6]}, custom__fillOpacity=0)],
         ),

@@ -25,7 +25,6 @@ SITUATIONS = {
     "CotenantLedgerDrift (info)": "the ledger misses a way to allocate",
     "CotenantNvmlNotAnswering (warning)": NVML,
     "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
-    "Cotenant / Fleet: CPU of the agent (B)": "the cost of a probe was calibrated at start",
     "Cotenant / Fleet: Dropped, and attempts that failed (A)": OTLP,
     "Cotenant / Fleet: Dropped, and attempts that failed (B)": OTLP,
     "Cotenant / Fleet: Sent and acknowledged (A)": OTLP,

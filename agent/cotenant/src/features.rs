@@ -68,6 +68,11 @@ fn xid(host: &Host) -> Option<XidOffsets> {
 /// What the probes of one call cost on this host, in seconds, measured on a function of the agent's own.
 pub(crate) fn probe_cost(host: &Host, probes: &mut Probes) -> (Option<f64>, Feature) {
     let name = "probe_cost";
+    if !host.in_initial_pid_namespace().unwrap_or(false) {
+        // The programs would not know the agent, and take it for a tenant.
+        let reason = "not in the host's PID namespace: what probes cost is not measured (set hostPID: true)";
+        return (None, feature(name, FeatureState::Degraded, reason.into()));
+    }
     let address = site();
     let own = host.mappings(std::process::id()).ok().and_then(|mappings| {
         let mapping = mappings.rows.into_iter().find(|row| (row.start..row.end).contains(&address))?;
