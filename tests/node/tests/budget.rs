@@ -102,9 +102,12 @@ fn c62_three_hostile_processes_meet_their_quota_and_the_neighbour_stays_exact() 
 fn c67_a_storm_of_stream_ordered_calls_is_shed_said_and_comes_back() -> Result<()> {
     let world = World::create(1, "[kernel]\nprobe_share = 0.02\nshed_for = \"4s\"\n")?;
     let own = world.node.library("own")?;
-    let own = own.to_str().context("a path in UTF-8")?;
-    let steady = format!("{BEGIN}alloc p 6MiB cuMemAllocAsync\nprint held\nwait\n");
-    let mut neighbour = guest(&world, "neighbour", &steady, &[("COTENANT_SIM_LIBCUDA", own)])?;
+    let steady = format!("print loaded\nwait\n{BEGIN}alloc p 6MiB cuMemAllocAsync\nprint held\nwait\n");
+    let path = own.to_str().context("a path in UTF-8")?;
+    let mut neighbour = guest(&world, "neighbour", &steady, &[("COTENANT_SIM_LIBCUDA", path)])?;
+    neighbour.tenant.expect("loaded")?;
+    world.agent.until_probed(&own)?;
+    neighbour.tenant.go()?;
     neighbour.tenant.expect("held")?;
     let pair = "alloc a 1MiB cuMemAllocAsync\nfree a cuMemFreeAsync\n";
     let script = format!(
