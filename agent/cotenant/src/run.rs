@@ -128,7 +128,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let served = runtime.block_on(serve(listener, Shared { published, story, tap }));
+    let served =
+        runtime.block_on(serve(listener, Shared { published, story, tap, exemplars: telemetry.exemplars() }));
     info!("stopping");
     stop.store(true, Ordering::Relaxed);
     for thread in threads {
