@@ -163,6 +163,7 @@ pub(crate) fn agent() -> AgentView {
         tenants_folded: 0,
         blame_folded: 0,
         holder_candidates: Vec::new(),
+        alert_pushes: vec![("accepted", 4), ("refused", 0), ("unreachable", 1)],
         otlp: vec![OtlpView {
             signal: "metrics",
             exported: 12_000,
