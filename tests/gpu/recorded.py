@@ -37,10 +37,6 @@ def truths(folder, unit):
     return rows
 
 
-def named(tenant, unit):
-    return tenant["name"] == unit
-
-
 def compare(agent, folder):
     """Lines of text; the first says what the take is."""
     folder = Path(folder)
@@ -75,7 +71,7 @@ def tenant(folder, take, player, said, zero):
         gpu = next((gpu for gpu in forecast["gpus"] if gpu["gpu"] == player["gpu"]), None)
         if gpu is None or len(around) < 2:
             continue
-        live = next((one["live"] for one in gpu["tenants"] if named(one["tenant"], player["unit"])), 0)
+        live = next((one["live"] for one in gpu["tenants"] if one["tenant"]["name"] == f"systemd:{player['unit']}"), 0)
         most = max(most, live)
         levels = {row["reserved"] for row in around}
         # Between the account's levels anything may have been the case.

@@ -44,7 +44,7 @@ class Torch:
 
     def work(self):
         """Some 20 ms of a busy GPU."""
-        with self.refusals(self.square.nbytes):
+        with self.refusals(2 * self.square.nelement()):
             result = self.square
             for _ in range(80):
                 result = (self.square @ result).clamp_(-1, 1)
