@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 MIB = 1 << 20
-# An agent's moment is up to a tick old, and so is the account beside it.
-SLACK = 1.5
+# The kernel's figures are read some time within the tick, and accounts are written a little after what they say.
+SLACK = 1.0
 # What ledgers have beyond PyTorch's reserve (the libraries' own memory), and less by it.
 NEAR = 64 * MIB
 
@@ -67,7 +67,7 @@ def tenant(folder, take, player, said, zero):
     most = 0
     for forecast in said:
         at = zero + seconds(forecast["at"])
-        around = rows[bisect.bisect_left(times, at - SLACK) : bisect.bisect_right(times, at + 0.3)]
+        around = rows[bisect.bisect_left(times, at - SLACK) : bisect.bisect_right(times, at + SLACK)]
         gpu = next((gpu for gpu in forecast["gpus"] if gpu["gpu"] == player["gpu"]), None)
         if gpu is None or len(around) < 2:
             continue

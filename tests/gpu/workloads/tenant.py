@@ -17,7 +17,7 @@ import time
 from memory import BACKENDS, Refused
 from training import training
 
-# An account is written at most so often, and at each event.
+# An account is written so often, and at each event.
 ACCOUNT = 0.25
 
 
@@ -124,7 +124,7 @@ def leak(tenant, base, since, wall, share=1.0, step=0.002, every=0.0, beyond=1.0
         while demand() >= grown + tenant.size(step):
             tenant.held.append(tenant.take(tenant.size(step)))
             grown += tenant.size(step)
-            tenant.account()
+            tenant.say()
         tenant.memory.work()
         tenant.rest(every or 0.15)
 
@@ -226,6 +226,7 @@ def serve(tenant, base, low, swing, period, since=None, wall=None, share=1.0, bl
             tenant.shrink(blocks, count)
             if tidies:
                 tenant.memory.tidy()
+        tenant.say()
         tenant.memory.work()
         tenant.rest(0.3)
 
@@ -259,12 +260,14 @@ def service(tenant, base, ask, every=1.0, start=6):
         blocks = []
         try:
             blocks.append(tenant.take(tenant.size(ask)))
+            tenant.say()
             tenant.memory.work()
             tenant.rest(0.1)
         except Refused:
             pass
         tenant.shrink(blocks)
         tenant.memory.tidy()
+        tenant.say()
         tenant.rest(every * tenant.chance.uniform(0.8, 1.2))
 
 
