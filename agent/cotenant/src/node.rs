@@ -29,6 +29,7 @@ use crate::{
     discovery::chain,
     events::{Events, Tick},
     features::feature,
+    paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -46,6 +47,7 @@ pub(crate) struct Ticker {
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
+    pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) budget: Budget,
     /// What the budget wants of the one who attaches probes.
@@ -272,6 +274,7 @@ impl Ticker {
             holder_candidates: Vec::new(),
             probe_cost_seconds: self.pair,
             otlp: self.events.voice.view(),
+            alert_pushes: self.pushes.view(),
         }
     }
 
