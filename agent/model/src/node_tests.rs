@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     CudaError, DeviceMemory, Operation,
     device::GpuProcess,
-    sample::{CallRow, End, FailureRow},
+    sample::{CallRow, End, FailureRow, PoolRow},
 };
 
 const GIB: u64 = 1 << 30;

@@ -115,7 +115,6 @@ fn kill(at: f64, victim: &str, on: Option<u8>, owner: Option<&str>) -> KillNote 
         gpu_live: on.map(|n| (gpu(n), GIB)).into_iter().collect(),
         host_pinned: None,
         last_calls: Vec::new(),
-        last_calls: Vec::new(),
     }
 }
 
