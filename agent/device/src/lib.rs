@@ -1,6 +1,7 @@
 //! Owns what NVML says about the GPUs: a trait before it, its own thread, deadlines and ages.
 //! Refuses tenants and processes' names: a PID with bytes is as far as this room sees.
 
+mod cadence;
 mod config;
 mod costs;
 mod desk;

@@ -1,7 +1,10 @@
 //! Owns the few questions that are asked of NVML, and the faults it answers with.
 //! Refuses policy: fallbacks, merging, timing and retries are the poll's.
 
-use cotenant_model::{Absence, device::LibraryFacts};
+use cotenant_model::{
+    Absence,
+    device::{ComputeMode, LibraryFacts},
+};
 
 pub type Answer<T> = Result<T, Fault>;
 
@@ -25,6 +28,7 @@ pub trait Nvml {
     /// Percent of time: kernels running, memory being read or written.
     fn utilization(&self, device: Handle) -> Answer<(u32, u32)>;
     fn figure(&self, device: Handle, figure: Figure) -> Answer<u64>;
+    fn compute_mode(&self, device: Handle) -> Answer<ComputeMode>;
     fn mig_enabled(&self, device: Handle) -> Answer<bool>;
     /// How many slots there can be, not how many are taken.
     fn mig_slots(&self, device: Handle) -> Answer<u32>;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use cotenant_model::{Absence, DeviceSample, GpuSample};
 
+use crate::cadence::MAX_REST;
 use crate::config::NvmlConfig;
 use crate::desk::{Board, Desk, Done, Order, Wish};
 use crate::nvml::{Fault, Nvml, Opener};
@@ -17,8 +18,8 @@ use crate::raw;
 use crate::state::{Outcome, State, next_state};
 
 const OPEN: &str = "nvmlInit_v2";
-/// Between two polls at most, however much they cost others.
-const MAX_REST: Duration = Duration::from_mins(10);
+/// How much further apart dear figures go before memory and processes do.
+const FIGURES_FIRST: u32 = 4;
 const CLOSE: &str = "nvmlShutdown";
 
 #[derive(Debug, thiserror::Error)]
@@ -100,9 +101,10 @@ impl Device {
             deadline,
             restraint: Arc::clone(&restraint),
         };
-        let mine = Arc::clone(&desk);
+        let (mine, mine_too) = (Arc::clone(&desk), Arc::clone(&restraint));
         start("cotenant-nvml", move || {
-            Worker { desk: mine, config, opener, nvml: None, opened: 0, memory: Memory::default() }.run();
+            let memory = Memory::default();
+            Worker { desk: mine, config, opener, nvml: None, opened: 0, memory, restraint: mine_too }.run();
         })?;
         let supervisor = Supervisor {
             desk,
@@ -118,10 +120,10 @@ impl Device {
         Ok(device)
     }
 
-    /// Polls come this many intervals apart at least, though never further than [`MAX_REST`]: whoever shares the driver's
-    /// locks pays for each.
-    pub fn hold_back(&self, intervals: u32) {
-        self.restraint.store(intervals.max(1), Ordering::Relaxed);
+    /// Asks this many times as seldom as declared, though never less than every ten minutes: whoever shares the driver's
+    /// locks pays for each call. Figures that are not of memory give way first, polls as a whole from four times on.
+    pub fn hold_back(&self, times: u32) {
+        self.restraint.store(times.max(1), Ordering::Relaxed);
     }
 
     /// The latest sample. Never blocks, and never is a poll.
@@ -178,6 +180,7 @@ struct Worker {
     nvml: Option<Box<dyn Nvml>>,
     opened: u64,
     memory: Memory,
+    restraint: Arc<AtomicU32>,
 }
 
 impl Worker {
@@ -220,6 +223,7 @@ impl Worker {
             match self.desk.call(OPEN, &mut Duration::default(), || (self.opener)()) {
                 Ok(nvml) => {
                     self.opened += 1;
+                    self.memory.opened();
                     self.nvml = Some(nvml);
                 }
                 Err(Fault::Abandoned) => return (Outcome::Abandoned, Duration::ZERO),
@@ -235,7 +239,10 @@ impl Worker {
             }
         }
         match self.nvml.as_deref() {
-            Some(nvml) => poll(nvml, &self.desk, &self.config, &mut self.memory),
+            Some(nvml) => {
+                let held_back = self.restraint.load(Ordering::Relaxed);
+                poll(nvml, &self.desk, &self.config, &mut self.memory, held_back)
+            }
             None => (Outcome::OpenFailed(Absence::Failed), Duration::ZERO),
         }
     }
@@ -354,7 +361,7 @@ impl Supervisor {
         self.state = next_state(self.state, outcome, inside, self.interval);
         let held_back = self
             .interval
-            .saturating_mul(self.restraint.load(Ordering::Relaxed))
+            .saturating_mul(self.restraint.load(Ordering::Relaxed) / FIGURES_FIRST)
             .min(MAX_REST.max(self.interval));
         let delay = self.state.delay.max(if outcome == Outcome::Polled { held_back } else { Duration::ZERO });
         self.due = now + delay;
@@ -419,5 +426,7 @@ fn timed_out(gpu: &GpuSample) -> GpuSample {
         ecc_corrected: late(&gpu.ecc_corrected),
         ecc_uncorrected: late(&gpu.ecc_uncorrected),
         mig_enabled: late(&gpu.mig_enabled),
+        compute_mode: late(&gpu.compute_mode),
+        read: gpu.read.clone(),
     }
 }

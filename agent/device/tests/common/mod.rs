@@ -18,7 +18,7 @@ use cotenant_device::nvml::{
     UtilizationRow,
 };
 use cotenant_device::{Device, Health, NvmlConfig, ProcessCheck};
-use cotenant_model::device::{CallCost, LibraryFacts};
+use cotenant_model::device::{CallCost, ComputeMode, LibraryFacts};
 use cotenant_model::{DeviceSample, GpuSample};
 
 pub const GIB: u64 = 1 << 30;
@@ -44,6 +44,8 @@ pub struct State {
     pub hang: Option<&'static str>,
     /// How long every call takes.
     pub slow: Duration,
+    /// How long calls of these functions take beyond that.
+    pub dear: Vec<(&'static str, Duration)>,
     pub newest_list: Option<ListVersion>,
     pub utilization: Vec<UtilizationRow>,
     pub used: u64,
@@ -82,7 +84,8 @@ impl Node {
         while state.hang == Some(function) {
             state = self.state.1.wait(state).unwrap();
         }
-        let slow = state.slow;
+        let dear = state.dear.iter().filter(|(name, _)| *name == function).map(|(_, takes)| *takes);
+        let slow = state.slow + dear.sum::<Duration>();
         if !slow.is_zero() {
             drop(state);
             thread::sleep(slow);
@@ -259,6 +262,11 @@ impl Nvml for Fake {
             Figure::EnergyMillijoules => u64::MAX,
             _ => 7,
         })
+    }
+
+    fn compute_mode(&self, device: Handle) -> Answer<ComputeMode> {
+        drop(self.0.call("nvmlDeviceGetComputeMode", Some(index(device).0))?);
+        Ok(ComputeMode::Default)
     }
 
     fn mig_enabled(&self, device: Handle) -> Answer<bool> {

@@ -57,6 +57,8 @@ pub(crate) fn gpu(index: u32) -> GpuView {
         ecc_corrected: Ok(3),
         ecc_uncorrected: Ok(0),
         mig_enabled: Ok(false),
+        compute_mode: Ok(ComputeMode::Default),
+        read: BTreeMap::new(),
     };
     GpuView {
         sample,
