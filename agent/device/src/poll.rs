@@ -83,39 +83,12 @@ pub(crate) fn poll(
     (outcome, round.inside)
 }
 
-/// A sample with nothing read.
-pub(crate) fn blank(id: GpuId, index: u32, reason: Absence) -> GpuSample {
-    GpuSample {
-        id,
-        index,
-        name: String::new(),
-        pci: String::new(),
-        parent: None,
-        memory: Err(reason),
-        processes: Err(reason),
-        process_utilization: Err(reason),
-        utilization: Err(reason),
-        memory_bandwidth_utilization: Err(reason),
-        power_watts: Err(reason),
-        energy_joules: Err(reason),
-        temperature_celsius: Err(reason),
-        pcie_transmit_bytes_per_second: Err(reason),
-        pcie_receive_bytes_per_second: Err(reason),
-        clocks_event_reasons: Err(reason),
-        ecc_corrected: Err(reason),
-        ecc_uncorrected: Err(reason),
-        mig_enabled: Err(reason),
-        compute_mode: Err(reason),
-        read: BTreeMap::new(),
-    }
-}
-
 /// The same GPU with every figure replaced by `reason`.
 pub(crate) fn forget(gpu: &GpuSample, reason: Absence) -> GpuSample {
     let kept = GpuSample {
         name: gpu.name.clone(),
         pci: gpu.pci.clone(),
-        ..blank(gpu.id.clone(), gpu.index, reason)
+        ..GpuSample::absent(gpu.id.clone(), gpu.index, reason)
     };
     GpuSample { parent: gpu.parent.clone(), ..kept }
 }
@@ -420,7 +393,7 @@ impl Round<'_> {
                     parent: Some(parent.clone()),
                     memory: Err(Absence::NotYet),
                     processes: Err(Absence::NotYet),
-                    ..blank(id.clone(), index, Absence::NotSupported)
+                    ..GpuSample::absent(id.clone(), index, Absence::NotSupported)
                 };
             }
         });
@@ -433,7 +406,7 @@ impl Round<'_> {
         placed.insert(id.clone());
         self.desk.draft(|draft| match draft.gpus.iter_mut().find(|gpu| gpu.id == *id) {
             Some(gpu) => gpu.index = index,
-            None => draft.gpus.push(blank(id.clone(), index, Absence::NotYet)),
+            None => draft.gpus.push(GpuSample::absent(id.clone(), index, Absence::NotYet)),
         });
         id.clone()
     }

@@ -1,6 +1,8 @@
 //! Owns the real NVML: the one place of this crate with `unsafe`.
 //! Refuses judgement: it asks one function and hands back what was written.
 
+pub(crate) mod alarms;
+
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::path::Path;

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use cotenant_model::{Absence, DeviceSample, GpuSample};
 
+use crate::alarms::{Ears, Hearing, Listener, Rung};
 use crate::cadence::MAX_REST;
 use crate::config::NvmlConfig;
 use crate::desk::{Board, Desk, Done, Order, Wish};
-use crate::nvml::{Fault, Nvml, Opener};
+use crate::nvml::{Bell, Fault, Nvml, Opener};
 use crate::poll::{Memory, forget, poll};
 use crate::raw;
 use crate::state::{Outcome, State, next_state};
@@ -20,6 +21,7 @@ use crate::state::{Outcome, State, next_state};
 const OPEN: &str = "nvmlInit_v2";
 /// How much further apart dear figures go before memory and processes do.
 const FIGURES_FIRST: u32 = 4;
+const EVENTS: &str = "nvmlEventSetWait_v2";
 const CLOSE: &str = "nvmlShutdown";
 
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +39,7 @@ pub struct Device {
     board: Arc<Published>,
     deadline: Duration,
     restraint: Arc<AtomicU32>,
+    listener: Arc<Listener>,
 }
 
 #[derive(Debug)]
@@ -80,12 +83,19 @@ impl Health {
 impl Device {
     /// Starts polling the real NVML.
     pub fn spawn(config: NvmlConfig, started: Instant) -> Result<Self, DeviceError> {
-        let library = config.library.clone();
-        Self::spawn_with(config, started, Box::new(move || raw::open(library.as_deref())))
+        let (library, events) = (config.library.clone(), config.library.clone());
+        let opener = Box::new(move || raw::open(library.as_deref()));
+        let bell: Bell = Box::new(move || raw::alarms::open(events.as_deref()));
+        Self::spawn_with(config, started, opener, bell)
     }
 
-    /// Starts polling whatever `opener` gives.
-    pub fn spawn_with(config: NvmlConfig, started: Instant, opener: Opener) -> Result<Self, DeviceError> {
+    /// Starts polling whatever `opener` gives, and listening to whatever `bell` gives once a poll was answered.
+    pub fn spawn_with(
+        config: NvmlConfig,
+        started: Instant,
+        opener: Opener,
+        bell: Bell,
+    ) -> Result<Self, DeviceError> {
         let desk = Arc::new(Desk::new(started));
         let deadline = config.deadline;
         let interval = config.effective_interval();
@@ -95,7 +105,9 @@ impl Device {
             health: ArcSwap::from_pointee(health),
         });
         let restraint = Arc::new(AtomicU32::new(1));
+        let listener = Arc::new(Listener::new());
         let device = Self {
+            listener: Arc::clone(&listener),
             desk: Arc::clone(&desk),
             board: Arc::clone(&board),
             deadline,
@@ -106,6 +118,15 @@ impl Device {
             let memory = Memory::default();
             Worker { desk: mine, config, opener, nvml: None, opened: 0, memory, restraint: mine_too }.run();
         })?;
+        let health = Arc::clone(&board);
+        let ears = Ears {
+            desk: Arc::clone(&desk),
+            listener,
+            bell,
+            deadline,
+            answered: Box::new(move || health.health.load().condition == Condition::Answering),
+        };
+        start("cotenant-nvml-events", move || ears.run())?;
         let supervisor = Supervisor {
             desk,
             board,
@@ -135,16 +156,34 @@ impl Device {
         self.board.health.load_full()
     }
 
+    /// Faults that NVML told of since the last time, oldest first.
+    pub fn faults(&self) -> Vec<Rung> {
+        self.listener.fetch()
+    }
+
+    /// Faults that found no room.
+    pub fn faults_dropped(&self) -> u64 {
+        self.listener.dropped()
+    }
+
+    pub fn hearing(&self) -> Hearing {
+        self.listener.hearing()
+    }
+
     /// Drops every handle and unloads the library, so that the driver can be replaced. Waits for the deadline.
     pub fn release(&self) -> Result<(), DeviceError> {
         let until = Instant::now() + self.deadline;
         let mut board = self.desk.board();
         board.wish = Wish::Release;
         self.desk.changed.notify_all();
-        while !board.released {
+        while !board.released || self.listener.is_open() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let function = board.in_flight.map_or("the poll", |(function, _)| function);
+                let function = match board.in_flight {
+                    Some((function, _)) => function,
+                    None if board.released => EVENTS,
+                    None => "the poll",
+                };
                 return Err(DeviceError::StillHeld { function });
             }
             board = self.desk.wait(board, left);

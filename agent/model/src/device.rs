@@ -146,6 +146,35 @@ pub struct GpuSample {
     pub read: BTreeMap<&'static str, Duration>,
 }
 
+impl GpuSample {
+    /// One of which nothing is read.
+    pub fn absent(id: GpuId, index: u32, reason: Absence) -> Self {
+        Self {
+            id,
+            index,
+            name: String::new(),
+            pci: String::new(),
+            parent: None,
+            memory: Err(reason),
+            processes: Err(reason),
+            process_utilization: Err(reason),
+            utilization: Err(reason),
+            memory_bandwidth_utilization: Err(reason),
+            power_watts: Err(reason),
+            energy_joules: Err(reason),
+            temperature_celsius: Err(reason),
+            pcie_transmit_bytes_per_second: Err(reason),
+            pcie_receive_bytes_per_second: Err(reason),
+            clocks_event_reasons: Err(reason),
+            ecc_corrected: Err(reason),
+            ecc_uncorrected: Err(reason),
+            mig_enabled: Err(reason),
+            compute_mode: Err(reason),
+            read: BTreeMap::new(),
+        }
+    }
+}
+
 /// Who may have contexts on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ComputeMode {
