@@ -1,9 +1,13 @@
 //! Owns what this host lets the agent do, asked once at start, and how that is said.
 //! Refuses to fail the start for one missing facility: each costs its own feature only.
 
+use cotenant_device::Hearing;
 use cotenant_host::Host;
 use cotenant_kernel::{Boundary, ExitRule, HostFacts, Kernel, Plan, TaskOffsets, Waits};
-use cotenant_model::view::{Feature, FeatureState};
+use cotenant_model::{
+    Absence,
+    view::{Feature, FeatureState},
+};
 
 use crate::discovery::chain;
 
@@ -50,6 +54,44 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         victim_offset: offset("oom", "mark_victim", "pid"),
     };
     (facts, features)
+}
+
+/// Whether NVML tells of faults.
+pub(crate) fn hearing(hearing: Option<Hearing>) -> Feature {
+    let (state, reason) = match hearing {
+        None => (FeatureState::Disabled, "nvml.enabled = false".into()),
+        Some(Hearing::Listening { .. }) => (FeatureState::Active, String::new()),
+        Some(Hearing::NotYet) => (
+            FeatureState::Degraded,
+            "NVML has not answered yet; Xids come from the kernel's log alone".into(),
+        ),
+        Some(Hearing::Released) => (FeatureState::Degraded, "NVML is let go of, on request".into()),
+        Some(Hearing::Failed(reason @ (Absence::NotSupported | Absence::SymbolMissing))) => (
+            FeatureState::Unsupported,
+            format!("{}: NVML tells no events here; Xids come from the kernel's log alone", reason.as_str()),
+        ),
+        Some(Hearing::Failed(reason)) => (
+            FeatureState::Broken,
+            format!(
+                "{}: NVML's events are asked for again; Xids come from the kernel's log",
+                reason.as_str()
+            ),
+        ),
+        Some(Hearing::Hung { since }) => (
+            FeatureState::Broken,
+            format!("a wait has been stuck for {} s: the driver hangs", since.as_secs()),
+        ),
+    };
+    feature("xid_events", state, reason)
+}
+
+/// Whether cgroups count device memory here.
+pub(crate) fn dmem(host: &Host) -> Feature {
+    if host.has_dmem() {
+        return feature("dmem", FeatureState::Active, String::new());
+    }
+    let reason = "absent: this kernel has no dmem controller (Linux 6.14); cgroups neither count nor limit device memory";
+    feature("dmem", FeatureState::Unsupported, reason.into())
 }
 
 /// Kernel text that runs in interrupt context only. Exceptions come before interrupts in their section and are left

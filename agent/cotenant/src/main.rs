@@ -10,6 +10,7 @@ mod features;
 mod identify;
 #[cfg(test)]
 mod layouts;
+mod limits;
 mod node;
 mod record;
 mod registry;

@@ -28,6 +28,7 @@ use crate::{
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
     features,
+    limits::Limits,
     node::Ticker,
     record::Tap,
     registry::Registry,
@@ -75,7 +76,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature]);
+    features.extend([namespace, log_feature, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = Telemetry::start(config, &published);
     features.push(telemetry.feature.clone());
@@ -104,6 +105,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
+        limits: Limits::new(host.clone()),
         events: Events::new(
             &host,
             kernel_log,

@@ -28,6 +28,8 @@ pub struct Region {
 /// One cgroup's device memory by region, such as `drm/0000:03:00.0/vram0`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dmem {
+    /// From the hierarchy's root, without slashes around it.
+    pub cgroup: String,
     pub regions: BTreeMap<String, Region>,
 }
 
@@ -68,7 +70,10 @@ impl Host {
         // The root has a capacity and no limits.
         for segment in below.split('/').filter(|segment| !segment.is_empty()).take(MOST_LEVELS) {
             directory.push(segment);
-            let mut level = Dmem::default();
+            let root = HIERARCHIES.map(|place| self.path(place));
+            let inside = root.iter().rev().find_map(|root| directory.strip_prefix(root).ok());
+            let cgroup = inside.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+            let mut level = Dmem { cgroup, ..Dmem::default() };
             for (file, field) in FILES {
                 // Not there: not switched on here. Gone: the cgroup was removed.
                 let Ok(text) = read::text(&directory.join(file), LIMIT) else { continue };
@@ -131,7 +136,8 @@ mod tests {
         write(&root, "pods/dmem.max", "drm/0000:03:00.0/vram0 1000\n");
         assert!(host.has_dmem());
         let levels = host.dmem("/pods/a").unwrap();
-        assert_eq!(levels.len(), 2, "its own and the pods'");
+        let names: Vec<_> = levels.iter().map(|level| level.cgroup.as_str()).collect();
+        assert_eq!(names, ["pods/a", "pods"]);
         let own = Region { current: Some(123), max: Some(1 << 30), min: Some(0), low: Some(7) };
         assert_eq!(levels[0].regions[VRAM], own);
         let stolen = Region { current: Some(5), max: None, min: Some(0), low: None };

@@ -120,8 +120,23 @@ mod tests {
     #[test]
     fn hostile_words_limit_nothing() {
         for text in [
-            "", "=", "0=", "=1G", "0=G", "0=-1G", "0=+1G", "0=1T", "0=1GG", "0=0x10", "x=1G", "0=1.5G", "0;rm=1G",
-            "0=99999999999999999999G", "18446744073709551616=1G", "0=18446744073709551615G", "\u{661}=1G",
+            "",
+            "=",
+            "0=",
+            "=1G",
+            "0=G",
+            "0=-1G",
+            "0=+1G",
+            "0=1T",
+            "0=1GG",
+            "0=0x10",
+            "x=1G",
+            "0=1.5G",
+            "0;rm=1G",
+            "0=99999999999999999999G",
+            "18446744073709551616=1G",
+            "0=18446744073709551615G",
+            "\u{661}=1G",
         ] {
             assert_eq!(mps_limits(text), [], "{text:?}");
         }
@@ -140,19 +155,20 @@ mod tests {
 
     #[test]
     fn c104_the_limit_with_least_room_decides_and_an_enforced_one_first() {
-        let mut ask = Ask::new(
-            Tenant::plain(TenantKind::Docker, "a"),
-            Operation::MemAlloc,
-            CudaError::OUT_OF_MEMORY,
-        );
+        let mut ask =
+            Ask::new(Tenant::plain(TenantKind::Docker, "a"), Operation::MemAlloc, CudaError::OUT_OF_MEMORY);
         ask.requested = Some(2 * GIB);
         ask.process = Some(ProcessId(1));
         ask.own_live = Some(6 * GIB);
         ask.own_processes = vec![(ProcessId(1), GIB), (ProcessId(2), 5 * GIB)];
         ask.free = Some(70 * GIB);
         let mps = of_client(2 * GIB, None, true);
-        let dmem =
-            Limit { bytes: 20 * GIB, source: LimitSource::Dmem, scope: LimitScope::Tenant, used: Some(7 * GIB) };
+        let dmem = Limit {
+            bytes: 20 * GIB,
+            source: LimitSource::Dmem,
+            scope: LimitScope::Tenant,
+            used: Some(7 * GIB),
+        };
         let declared = of_client(GIB / 2, None, false);
         let asked = ask.clone().under([declared, dmem, mps]);
         assert_eq!(asked.limit, Some(mps));

@@ -84,7 +84,9 @@ impl Sharing {
     pub fn words(self) -> String {
         let mode = match self.mode {
             Mode::Exclusive => "is used by one at a time",
-            Mode::TimeSliced => "is time-sliced: its tenants take turns, and nothing keeps their memory apart",
+            Mode::TimeSliced => {
+                "is time-sliced: its tenants take turns, and nothing keeps their memory apart"
+            }
             Mode::Mps => "is shared by MPS: its tenants run at once, behind one server",
             Mode::Mig => "is cut into MIG instances, which share the driver's locks but no memory",
             Mode::Unknown => "is shared in a way that nothing tells yet",
@@ -160,8 +162,7 @@ impl Sharers {
         self.0.retain(|id, _| device.gpus.iter().any(|gpu| gpu.id == *id));
         let mut told = BTreeMap::new();
         for gpu in &device.gpus {
-            let seen =
-                self.0.entry(gpu.id.clone()).or_insert_with(|| Seen { since: now, ..Seen::default() });
+            let seen = self.0.entry(gpu.id.clone()).or_insert_with(|| Seen { since: now, ..Seen::default() });
             seen.look(gpu, &owner, now);
             told.insert(gpu.id.clone(), seen.judge(gpu, granted.get(&gpu.id).copied(), now));
         }
@@ -199,10 +200,8 @@ impl Seen {
             (Mode::Mig, Basis::MigMode)
         } else if self.mps.is_some() {
             (Mode::Mps, Basis::MpsLists)
-        } else if matches!(
-            gpu.compute_mode,
-            Ok(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread)
-        ) {
+        } else if matches!(gpu.compute_mode, Ok(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread))
+        {
             (Mode::Exclusive, Basis::ComputeMode)
         } else if granted == Some(Granted::Shares) {
             (Mode::TimeSliced, Basis::Grants)
