@@ -2,7 +2,7 @@
 //! Refuses to guess the price: it is the blame that falls on the agent itself.
 //!
 //! NVML's process queries take the driver's locks. On an H200 a poll cost each process that allocated all the time 2.5 to 8 ms of
-//! waiting. It begins careful: the first seconds of contention are no time to find out.
+//! waiting.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,8 +21,8 @@ const MEMORY: Duration = Duration::from_mins(5);
 const PAUSE: Duration = Duration::from_secs(15);
 /// Polls of memory then come 32 intervals apart; see `Device::hold_back`.
 const MOST: u32 = 128;
-/// Figures come seldom at first, memory with every poll.
-const FIRST: u32 = 4;
+/// Of the first step: what waits for the agent at all waits for several calls of each poll.
+const FIRST: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) struct Restraint {
@@ -35,7 +35,7 @@ pub(crate) struct Restraint {
 
 impl Default for Restraint {
     fn default() -> Self {
-        Self { own: 0.0, all: 0.0, times: FIRST, weighed: Duration::ZERO, changed: Duration::ZERO }
+        Self { own: 0.0, all: 0.0, times: 1, weighed: Duration::ZERO, changed: Duration::ZERO }
     }
 }
 
@@ -59,7 +59,7 @@ impl Restraint {
         // Slower to ask more often again than to ask less: forgetting alone must not make it swing.
         let pause = if dear { PAUSE } else { PAUSE * 8 };
         if now.saturating_sub(self.changed) >= pause && (dear || cheap) {
-            let next = if dear { self.times * 2 } else { self.times / 2 }.clamp(1, MOST);
+            let next = if dear { (self.times * 2).max(FIRST) } else { self.times / 2 }.clamp(1, MOST);
             if next != self.times {
                 self.changed = now;
             }

@@ -272,7 +272,7 @@ catalogue! {
         "cotenant_gpu_reclaim_risk_victim", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "G x 3",
         "1 for the three tenants whose allocations would be refused first if the GPU filled up, by the sizes and the pace \
          of what they ask for. Read it only with a risk.";
-    SharingMode: Gauge Development Unit::STATE, "cotenant.gpu.sharing", "cotenant_gpu_sharing_mode",
+    SharingMode: Gauge Development Unit::STATE, "cotenant.gpu.sharing.mode", "cotenant_gpu_sharing_mode",
         [HW_ID, SHARING_MODE], "G x 5",
         "1 for how the GPU is shared, 0 for the other ways: told from MIG and compute mode, NVML's MPS lists, grants, and who \
          was on it in the last ten minutes. What it was told from is on /status.";

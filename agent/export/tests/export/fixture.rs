@@ -20,6 +20,7 @@ use cotenant_model::verdict::{Limit, LimitScope, LimitSource};
 use cotenant_model::view::{
     AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantView, View,
 };
+use cotenant_model::xid::XidSource;
 use cotenant_model::{
     Absence, CudaError, Culprit, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
     WaitClass,
@@ -212,6 +213,10 @@ fn events(tenants: &[TenantView]) -> EventsView {
             .map(|view| ((Some(view.tenant.clone()), Some(Scope::Memcg)), 2))
             .chain([((None, None), 1)])
             .collect(),
+        xid_reports: BTreeMap::from([
+            ((Some(gpu_id(0)), 31, XidSource::Kmsg), 2),
+            ((Some(gpu_id(0)), 31, XidSource::Nvml), 1),
+        ]),
         xids: BTreeMap::from([
             ((Some(gpu_id(0)), 31), (2, 1_795_999_000.5)),
             ((None, 45), (1, 1_795_999_001.0)),
