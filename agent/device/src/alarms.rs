@@ -162,7 +162,9 @@ impl Ears {
             match heard {
                 Ok(alarm) => {
                     pause = FIRST_PAUSE;
-                    alarm.into_iter().for_each(|alarm| self.listener.hear(alarm));
+                    if let Some(alarm) = alarm {
+                        self.listener.hear(alarm);
+                    }
                 }
                 Err(fault) => {
                     self.close(&mut alarms);

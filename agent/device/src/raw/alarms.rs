@@ -26,10 +26,10 @@ pub(crate) fn open(library: Option<&Path>) -> Answer<Box<dyn Alarms>> {
     let wrapper = Wrapper::builder().lib_path(path).init().map_err(fault)?;
     let lib = wrapper.lib();
     let create = lib.nvmlEventSetCreate.as_ref().map_err(|_| Fault::SymbolMissing)?;
-    let mut set = std::ptr::null_mut();
+    let mut handle = std::ptr::null_mut();
     // SAFETY: one handle to write to.
-    check(unsafe { create(&raw mut set) })?;
-    let mut set = Set { wrapper, set, gpus: Vec::new() };
+    check(unsafe { create(&raw mut handle) })?;
+    let mut set = Set { wrapper, handle, gpus: Vec::new() };
     let mut refused = Fault::NotSupported;
     for index in 0..set.wrapper.device_count().map_err(fault)?.min(MAX_GPUS) {
         // One that is lost tells nothing; the others do.
@@ -43,7 +43,7 @@ pub(crate) fn open(library: Option<&Path>) -> Answer<Box<dyn Alarms>> {
 
 struct Set {
     wrapper: Wrapper,
-    set: sys::nvmlEventSet_t,
+    handle: sys::nvmlEventSet_t,
     gpus: Vec<(sys::nvmlDevice_t, GpuId)>,
 }
 
@@ -59,7 +59,7 @@ impl Set {
         // SAFETY: the pointer goes back to the library that gave it.
         let pointer = unsafe { device.handle() };
         // SAFETY: a handle and a set of this library.
-        check(unsafe { register(pointer, XID, self.set) })?;
+        check(unsafe { register(pointer, XID, self.handle) })?;
         Ok((pointer, id))
     }
 }
@@ -83,7 +83,7 @@ impl Alarms for Set {
         let wait = lib.nvmlEventSetWait_v2.as_ref().or(lib.nvmlEventSetWait.as_ref());
         let wait = wait.map_err(|_| Fault::SymbolMissing)?;
         // SAFETY: a set of this library and a whole `nvmlEventData_t` to write to.
-        let code = unsafe { wait(self.set, &raw mut data, milliseconds) };
+        let code = unsafe { wait(self.handle, &raw mut data, milliseconds) };
         if code == TIMEOUT {
             return Ok(None);
         }
@@ -101,7 +101,7 @@ impl Drop for Set {
     fn drop(&mut self) {
         if let Ok(free) = self.wrapper.lib().nvmlEventSetFree.as_ref() {
             // SAFETY: a set of this library, which nobody uses any more. Nothing can be done about a failure.
-            let _ = unsafe { free(self.set) };
+            let _ = unsafe { free(self.handle) };
         }
     }
 }
