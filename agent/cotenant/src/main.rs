@@ -11,6 +11,7 @@ mod features;
 mod identify;
 #[cfg(test)]
 mod layouts;
+mod limits;
 mod node;
 mod paging;
 mod record;

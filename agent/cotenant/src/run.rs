@@ -30,6 +30,7 @@ use crate::{
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
     features,
+    limits::Limits,
     node::Ticker,
     paging::Paging,
     record::Tap,
@@ -83,7 +84,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature]);
+    features.extend([namespace, log_feature, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = Telemetry::start(config, &published);
     features.extend([telemetry.feature.clone(), Paging::feature(config)]);
@@ -117,6 +118,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let ticker = Ticker {
         pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
+        limits: Limits::new(host.clone()),
         events: Events::new(
             &host,
             kernel_log,
