@@ -3,6 +3,7 @@
 
 mod backtest;
 mod config;
+mod control;
 mod discovery;
 mod events;
 mod explain;
@@ -16,6 +17,7 @@ mod registry;
 mod replay;
 mod reports;
 mod restraint;
+mod rights;
 mod run;
 mod serve;
 mod stacks;
@@ -47,6 +49,10 @@ enum Command {
     Replay(replay::Options),
     /// Score forecasts on recordings, beside the rules people alert on today.
     Backtest(backtest::Options),
+    /// Let go of the GPU driver (NVML, every /dev/nvidia* handle), so that it can be replaced; allocations are counted on.
+    Release(control::ReleaseOptions),
+    /// Take up NVML again after a release.
+    Resume(control::ResumeOptions),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -70,6 +76,8 @@ fn main() -> ExitCode {
         Command::Record(options) => record::record(&options),
         Command::Replay(options) => replay::replay(&options),
         Command::Backtest(options) => backtest::backtest(&options),
+        Command::Release(options) => control::run(&control::Ask::Release(&options)),
+        Command::Resume(options) => control::run(&control::Ask::Resume(&options)),
         Command::Config { command: ConfigCommand::Check { file } } => {
             config::read(&file).map(|_| println!("{}: ok", file.display()))
         }

@@ -25,6 +25,7 @@ use tracing::warn;
 
 use crate::{
     config::Config,
+    control::Release,
     discovery::chain,
     events::{Events, Tick},
     features::feature,
@@ -40,7 +41,8 @@ const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
 pub(crate) struct Ticker {
     pub(crate) host: Host,
     pub(crate) reader: Option<Reader>,
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<Arc<Device>>,
+    pub(crate) release: Arc<Release>,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
@@ -92,7 +94,7 @@ impl Ticker {
     fn tick(&mut self, state: &mut State, retention: Duration) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
-            Device::latest,
+            |device| device.latest(),
         );
         let mut kernel = self.read(state, &device);
         if let Ok(registry) = self.registry.lock() {
@@ -248,6 +250,9 @@ impl Ticker {
         let Some(live) = &self.device else {
             return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
         };
+        if let Some(reason) = self.release.reason() {
+            return feature("nvml", FeatureState::Disabled, reason);
+        }
         let Err(reason) = device.library else {
             return feature("nvml", FeatureState::Active, String::new());
         };

@@ -15,7 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
 use cotenant_host::Host;
 use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
-use cotenant_model::view::Feature;
+use cotenant_model::view::{Feature, FeatureState};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -25,6 +25,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     config::{Config, LogFormat, simulated},
+    control::{Door, Release},
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
     features,
@@ -32,6 +33,7 @@ use crate::{
     record::Tap,
     registry::Registry,
     reports::Reports,
+    rights::{self, Confinement, Work},
     serve::{Shared, router},
     stacks::Stacks,
     telemetry::Telemetry,
@@ -45,8 +47,11 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let classes = config.waits.classes()?;
     let started = Instant::now();
     let host = Host::at(&config.agent.root);
+    let held = host.rights();
+    let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        .on_thread_start(move || confinement.confine(Work::Outside))
         .enable_all()
         .build()
         .context("cannot start the HTTP threads")?;
@@ -55,6 +60,9 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
     })?;
     let (facts, mut features) = features::facts(&host);
+    let traced = features.iter().all(|feature| feature.state == FeatureState::Active);
+    features.push(dropped);
+    features.extend(rights::features(&held));
     let choices = Choices {
         syscall_tracepoint: config.kernel.syscall_tracepoint,
         waits: config.waits.enabled,
@@ -63,26 +71,30 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let plan = decide(&facts, choices);
     let kernel = match start(&plan, sizes(config), std::process::id()) {
         Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel));
+            features.extend(features::kernel(&plan, &kernel, &held, traced));
             Some(kernel)
         }
         Err(error) => {
-            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&chain(&error)));
+            let reason = features::told(&error, &held);
+            warn!(error = reason, "no eBPF: allocations are not seen, NVML's figures only");
+            features.extend(features::without_kernel(&reason));
             None
         }
     };
     let namespace = features::pid_namespace(&host);
-    let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
+    let sees_pids = namespace.state == FeatureState::Active;
+    let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
+    let release = Arc::new(Release::new(device.clone()));
+    let (door, door_state) = runtime.block_on(async { Door::open(&config.agent.control) });
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature]);
+    features.extend([namespace, log_feature, door_state]);
     let published = Arc::new(ArcSwapOption::empty());
-    let telemetry = Telemetry::start(config, &published);
+    let telemetry = confinement.outside(|| Telemetry::start(config, &published))?;
     features.push(telemetry.feature.clone());
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
+    let registry = Arc::new(Mutex::new(Registry::new(host.clone(), confinement)));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
@@ -98,9 +110,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             Arc::clone(&registry),
             Arc::clone(&libraries),
             Arc::clone(&reports),
+            Arc::clone(&release.asked),
         );
         let stop = Arc::clone(&stop);
-        threads.push(spawn("discovery", move || discovery.run(&stop))?);
+        threads.push(spawn("discovery", move || {
+            confinement.confine(Work::Attach);
+            discovery.run(&stop);
+        })?);
     }
     let ticker = Ticker {
         stacks: Stacks::new(host.clone(), classes),
@@ -115,6 +131,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         host,
         reader,
         device,
+        release: Arc::clone(&release),
         registry,
         libraries,
         features,
@@ -125,7 +142,16 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     };
     {
         let (config, stop) = (config.clone(), Arc::clone(&stop));
-        threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
+        threads.push(spawn("tick", move || {
+            confinement.confine(Work::Read);
+            ticker.run(&config, &stop);
+        })?);
+    }
+    // What is left to this thread is to wait, and to accept connections.
+    confinement.confine(Work::Outside);
+    runtime.spawn(Arc::clone(&release).heed(config.nvml.release_file.clone()));
+    if let Some(door) = door {
+        runtime.spawn(door.hear(release));
     }
     info!(address = %config.server.listen, "serving");
     let served = runtime.block_on(serve(listener, Shared { published, story, tap }));

@@ -43,7 +43,7 @@ pub(crate) struct Shared {
 }
 
 /// Attribution rests on these; without one of them `/readyz` says no.
-const NEEDED: [&str; 3] = ["allocation_probes", "process_life", "host_pid_namespace"];
+const NEEDED: [&str; 4] = ["allocation_probes", "process_life", "library_access", "host_pid_namespace"];
 
 pub(crate) fn router(shared: Shared) -> Router {
     Router::new()

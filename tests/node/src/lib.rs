@@ -86,8 +86,9 @@ impl SimulatedNode {
     pub fn agent_under(&self, launcher: &[&str], extra: &str) -> Result<Agent> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = format!(
-            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\n[nvml]\nlibrary = \"{}\"\ninterval = \
+            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\ncontrol = \"{}\"\n[nvml]\nlibrary = \"{}\"\ninterval = \
              \"500ms\"\n{extra}",
+            self.directory.join("control.sock").display(),
             self.directory.join("lib/libnvidia-ml.so.1").display()
         );
         let path = self.directory.join("cotenant.toml");
