@@ -65,6 +65,13 @@ impl SimulatedNode {
             node.artefacts.join("libcotenant_sim_nvml.so"),
             node.directory.join("lib/libnvidia-ml.so.1"),
         )?;
+        // What NVML holds open.
+        let devices = node.directory.join("dev");
+        fs::create_dir(&devices)?;
+        for gpu in 0..config.gpus.len() {
+            fs::write(devices.join(format!("nvidia{gpu}")), "")?;
+        }
+        fs::write(devices.join("nvidiactl"), "")?;
         Ok(node)
     }
 
@@ -233,6 +240,11 @@ impl Agent {
             sleep(Duration::from_millis(20));
         }
         bail!("{} was not probed in time; status: {}", library.display(), self.status()?)
+    }
+
+    /// A signal that is a command to it.
+    pub fn signal(&self, number: i32) {
+        signal(self.child.id(), number);
     }
 
     /// Halts the agent where it is, as a debugger or an overloaded host does.
