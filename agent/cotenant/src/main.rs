@@ -2,6 +2,7 @@
 //! Refuses work: each command is a module of its own.
 
 mod backtest;
+mod client;
 mod config;
 mod control;
 mod discovery;
@@ -79,7 +80,9 @@ fn main() -> ExitCode {
         Command::Release(options) => control::run(&control::Ask::Release(&options)),
         Command::Resume(options) => control::run(&control::Ask::Resume(&options)),
         Command::Config { command: ConfigCommand::Check { file } } => {
-            config::read(&file).map(|_| println!("{}: ok", file.display()))
+            config::read(&file)
+                .and_then(|config| serve::Gate::check(&config.server.web_config))
+                .map(|()| println!("{}: ok", file.display()))
         }
         Command::Config { command: ConfigCommand::Default } => {
             print!("{}", config::COMMENTED);

@@ -33,6 +33,7 @@ use crate::{
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
+    serve::Gate,
     stacks::Stacks,
 };
 
@@ -43,6 +44,7 @@ pub(crate) struct Ticker {
     pub(crate) reader: Option<Reader>,
     pub(crate) device: Option<Arc<Device>>,
     pub(crate) release: Arc<Release>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
@@ -223,7 +225,7 @@ impl Ticker {
             }
         }
         let mut features = self.features.clone();
-        features.push(self.nvml_feature(device));
+        features.extend([self.nvml_feature(device), self.gate.feature()]);
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,

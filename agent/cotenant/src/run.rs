@@ -34,7 +34,7 @@ use crate::{
     registry::Registry,
     reports::Reports,
     rights::{self, Confinement, Work},
-    serve::{Shared, router},
+    serve::{Gate, Shared, router, serve},
     stacks::Stacks,
     telemetry::Telemetry,
 };
@@ -46,6 +46,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     log(config)?;
     let classes = config.waits.classes()?;
     let started = Instant::now();
+    let gate = Arc::new(Gate::new(&config.server.web_config, config.server.listen)?);
     let host = Host::at(&config.agent.root);
     let held = host.rights();
     let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
@@ -132,6 +133,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         reader,
         device,
         release: Arc::clone(&release),
+        gate: Arc::clone(&gate),
         registry,
         libraries,
         features,
@@ -154,7 +156,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         runtime.spawn(door.hear(release));
     }
     info!(address = %config.server.listen, "serving");
-    let served = runtime.block_on(serve(listener, Shared { published, story, tap }));
+    let pages = router(Shared { published, story, tap }, &gate);
+    runtime.spawn(Arc::clone(&gate).keep());
+    let served = runtime.block_on(async {
+        let stop = stopping().context("SIGTERM and SIGINT cannot be heard")?;
+        serve(listener, pages, gate, stop, GRACE).await;
+        anyhow::Ok(())
+    });
     info!("stopping");
     stop.store(true, Ordering::Relaxed);
     for thread in threads {
@@ -166,7 +174,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
-    served.context("the HTTP server failed")
+    served
 }
 
 fn sizes(config: &Config) -> MapSizes {
@@ -179,21 +187,12 @@ fn sizes(config: &Config) -> MapSizes {
     }
 }
 
-/// Answers until it is told to stop.
-async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
+/// Until somebody asks for a stop.
+fn stopping() -> Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let (asked, mut stopping) = tokio::sync::watch::channel(());
-    let server = axum::serve(listener, router(shared))
-        .with_graceful_shutdown(async move {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-            let _ = asked.send(());
-        })
-        .into_future();
-    tokio::select! {
-        ended = server => ended,
-        // A client that has asked half a question must not hold the stop up.
-        () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
-    }
+    Ok(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    })
 }
 
 fn tell(features: &[Feature]) {
