@@ -53,7 +53,9 @@ pub(crate) struct Access {
 pub(crate) enum ClientError {
     #[error("cannot connect")]
     Connect(#[source] io::Error),
-    #[error("TLS failed: does the agent speak TLS, is --ca the right authority, and does the agent want --cert?")]
+    #[error(
+        "TLS failed: does the agent speak TLS, is --ca the right authority, and does the agent want --cert?"
+    )]
     Handshake(#[source] io::Error),
     #[error("{name:?} is no name that a certificate could have: give --server-name")]
     Name { name: String },
@@ -101,8 +103,10 @@ impl Access {
         longest: usize,
         patience: Duration,
     ) -> Result<Told, ClientError> {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::Connect)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(ClientError::Connect)?;
         let ask = async {
             let response = self.ask(address, target).await?;
             let status = response.status().as_u16();
@@ -110,7 +114,9 @@ impl Access {
             let body = body.map_err(|error| ClientError::Answer(error.to_string()))?.to_bytes();
             Ok(Told { status, text: String::from_utf8_lossy(&body).into_owned() })
         };
-        runtime.block_on(async { tokio::time::timeout(patience, ask).await.unwrap_or(Err(ClientError::Late(patience))) })
+        runtime.block_on(async {
+            tokio::time::timeout(patience, ask).await.unwrap_or(Err(ClientError::Late(patience)))
+        })
     }
 
     /// Asks, and leaves the answer's body to be read as it comes.
@@ -130,7 +136,8 @@ impl Access {
         }
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
         let name = self.server_name.as_deref().unwrap_or(host);
-        let name = ServerName::try_from(name.to_owned()).map_err(|_| ClientError::Name { name: name.to_owned() })?;
+        let name =
+            ServerName::try_from(name.to_owned()).map_err(|_| ClientError::Name { name: name.to_owned() })?;
         let connector = TlsConnector::from(Arc::new(self.config()?));
         let stream = connector.connect(name, stream).await.map_err(ClientError::Handshake)?;
         send(stream, request).await
@@ -195,7 +202,10 @@ mod tests {
     fn a_refusal_of_the_door_says_which_key_is_missing() {
         let told = |status, text: &str| Told { status, text: text.into() }.remedy();
         assert!(told(401, "").is_some_and(|remedy| remedy.contains("--user")));
-        assert!(told(400, "Client sent an HTTP request to an HTTPS server").is_some_and(|remedy| remedy.contains("--ca")));
+        assert!(
+            told(400, "Client sent an HTTP request to an HTTPS server")
+                .is_some_and(|remedy| remedy.contains("--ca"))
+        );
         assert_eq!(told(400, "since: what?"), None);
     }
 }

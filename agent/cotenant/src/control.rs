@@ -13,10 +13,11 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use anyhow::{Context, Result};
 use cotenant_device::{Condition, Device};
 use serde_json::{Value, json};
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::{info, warn};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::info;
 
 pub(crate) use ask::{Ask, ReleaseOptions, ResumeOptions, run};
 pub(crate) use door::Door;
@@ -79,6 +80,20 @@ impl Standing {
     }
 }
 
+/// Heard from the agent's first moments on: unheard, these signals end a process.
+pub(crate) struct Signals {
+    out: Signal,
+    back: Signal,
+}
+
+impl Signals {
+    /// Within the runtime.
+    pub(crate) fn hear() -> Result<Self> {
+        let of = |kind| signal(kind).context("SIGUSR1 and SIGUSR2 cannot be heard");
+        Ok(Self { out: of(SignalKind::user_defined1())?, back: of(SignalKind::user_defined2())? })
+    }
+}
+
 /// Whether NVML is held, as the rest of the agent asks it.
 #[derive(Debug)]
 pub(crate) struct Release {
@@ -99,7 +114,11 @@ impl Release {
 
     fn release(&self, by: Asker, length: Option<Duration>) {
         let end = length.and_then(|length| Instant::now().checked_add(length));
-        info!(by = by.as_str(), seconds = length.map(|length| length.as_secs()), "release of the driver asked for");
+        info!(
+            by = by.as_str(),
+            seconds = length.map(|length| length.as_secs()),
+            "release of the driver asked for"
+        );
         self.change(|standing| standing.order = Some(Order { by, end }));
     }
 
@@ -165,12 +184,8 @@ impl Release {
     }
 
     /// Until the runtime ends: signals, the file, the time.
-    pub(crate) async fn heed(self: Arc<Self>, file: PathBuf) {
-        let (Ok(mut out), Ok(mut back)) = (signal(SignalKind::user_defined1()), signal(SignalKind::user_defined2()))
-        else {
-            warn!("SIGUSR1 and SIGUSR2 cannot be heard");
-            return;
-        };
+    pub(crate) async fn heed(self: Arc<Self>, signals: Signals, file: PathBuf) {
+        let Signals { mut out, mut back } = signals;
         let mut clock = tokio::time::interval(LOOK);
         loop {
             tokio::select! {
@@ -232,7 +247,9 @@ mod tests {
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("released");
         assert!(!says_so(&file));
-        for (text, says) in [("true\n", true), ("\"true\"", true), ("", false), ("false\n", false), ("truer", false)] {
+        for (text, says) in
+            [("true\n", true), ("\"true\"", true), ("", false), ("false\n", false), ("truer", false)]
+        {
             std::fs::write(&file, text)?;
             assert_eq!(says_so(&file), says, "{text:?}");
         }

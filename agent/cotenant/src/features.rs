@@ -154,11 +154,9 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
     });
     features.push(match (failed("mark_victim"), plan.kills) {
         (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
-        (None, None) if !traced => feature(
-            "oom_kills",
-            FeatureState::Broken,
-            format!("{hidden}: kills for memory are not seen"),
-        ),
+        (None, None) if !traced => {
+            feature("oom_kills", FeatureState::Broken, format!("{hidden}: kills for memory are not seen"))
+        }
         (None, None) => feature(
             "oom_kills",
             FeatureState::Unsupported,

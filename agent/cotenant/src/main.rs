@@ -79,11 +79,9 @@ fn main() -> ExitCode {
         Command::Backtest(options) => backtest::backtest(&options),
         Command::Release(options) => control::run(&control::Ask::Release(&options)),
         Command::Resume(options) => control::run(&control::Ask::Resume(&options)),
-        Command::Config { command: ConfigCommand::Check { file } } => {
-            config::read(&file)
-                .and_then(|config| serve::Gate::check(&config.server.web_config))
-                .map(|()| println!("{}: ok", file.display()))
-        }
+        Command::Config { command: ConfigCommand::Check { file } } => config::read(&file)
+            .and_then(|config| serve::Gate::check(&config.server.web_config))
+            .map(|()| println!("{}: ok", file.display())),
         Command::Config { command: ConfigCommand::Default } => {
             print!("{}", config::COMMENTED);
             Ok(())

@@ -64,9 +64,9 @@ impl Registry {
         let kubelet = confinement
             .outside(|| Kubelet::spawn(host.clone(), config))
             .and_then(|spawned| Ok(spawned?))
-            .inspect_err(
-                |error| warn!(error = format!("{error:#}"), "kubelet is not asked; pods are named by files only"),
-            )
+            .inspect_err(|error| {
+                warn!(error = format!("{error:#}"), "kubelet is not asked; pods are named by files only");
+            })
             .ok();
         let names = HostNames::new(host.clone());
         let names = match &kubelet {

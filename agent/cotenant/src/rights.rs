@@ -135,7 +135,9 @@ pub(crate) fn features(rights: &Rights) -> [Feature; 2] {
         feature(
             "library_access",
             FeatureState::Broken,
-            format!("needs {capability}: the libcuda that a tenant has mapped cannot be opened, so its calls are not seen"),
+            format!(
+                "needs {capability}: the libcuda that a tenant has mapped cannot be opened, so its calls are not seen"
+            ),
         )
     } else if let Some(capability) = rights.lacks(&[Capability::CheckpointRestore]) {
         feature(
@@ -180,10 +182,7 @@ mod tests {
         let inside = ON
             .outside(|| thread::spawn(|| capabilities(None).expect("asked")).join().expect("no panic"))
             .expect("no panic");
-        assert_eq!(
-            (inside.effective, inside.permitted),
-            (CapabilitySet::empty(), CapabilitySet::empty())
-        );
+        assert_eq!((inside.effective, inside.permitted), (CapabilitySet::empty(), CapabilitySet::empty()));
         assert_eq!(capabilities(None).expect("asked").effective, before);
     }
 }

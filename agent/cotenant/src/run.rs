@@ -13,11 +13,12 @@ use std::{
 use anyhow::{Context, Result};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
-use cotenant_host::Host;
+use cotenant_host::{Host, Rights};
 use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
 use cotenant_model::view::{Feature, FeatureState};
 use tokio::{
     net::TcpListener,
+    runtime::Runtime,
     signal::unix::{SignalKind, signal},
 };
 use tracing::{info, warn};
@@ -25,7 +26,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     config::{Config, LogFormat, simulated},
-    control::{Door, Release},
+    control::{Door, Release, Signals},
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
     features,
@@ -50,38 +51,15 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let host = Host::at(&config.agent.root);
     let held = host.rights();
     let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .on_thread_start(move || confinement.confine(Work::Outside))
-        .enable_all()
-        .build()
-        .context("cannot start the HTTP threads")?;
+    let runtime = runtime(confinement)?;
+    let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
     let listener = runtime.block_on(TcpListener::bind(config.server.listen)).with_context(|| {
         format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
     })?;
-    let (facts, mut features) = features::facts(&host);
-    let traced = features.iter().all(|feature| feature.state == FeatureState::Active);
+    let (kernel, mut features) = load(config, &host, &held);
     features.push(dropped);
     features.extend(rights::features(&held));
-    let choices = Choices {
-        syscall_tracepoint: config.kernel.syscall_tracepoint,
-        waits: config.waits.enabled,
-        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
-    };
-    let plan = decide(&facts, choices);
-    let kernel = match start(&plan, sizes(config), std::process::id()) {
-        Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel, &held, traced));
-            Some(kernel)
-        }
-        Err(error) => {
-            let reason = features::told(&error, &held);
-            warn!(error = reason, "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&reason));
-            None
-        }
-    };
     let namespace = features::pid_namespace(&host);
     let sees_pids = namespace.state == FeatureState::Active;
     let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
@@ -151,7 +129,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     // What is left to this thread is to wait, and to accept connections.
     confinement.confine(Work::Outside);
-    runtime.spawn(Arc::clone(&release).heed(config.nvml.release_file.clone()));
+    runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
     if let Some(door) = door {
         runtime.spawn(door.hear(release));
     }
@@ -165,16 +143,54 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     });
     info!("stopping");
     stop.store(true, Ordering::Relaxed);
+    join(threads);
+    telemetry.stop();
+    // A connection that a client holds open must not hold the stop up.
+    runtime.shutdown_background();
+    served
+}
+
+/// The threads that answer, which keep no capability.
+fn runtime(confinement: Confinement) -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .on_thread_start(move || confinement.confine(Work::Outside))
+        .enable_all()
+        .build()
+        .context("cannot start the HTTP threads")
+}
+
+/// The kernel side, as far as this host allows it, and how each part of it is.
+fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Vec<Feature>) {
+    let (facts, mut features) = features::facts(host);
+    let traced = features.iter().all(|feature| feature.state == FeatureState::Active);
+    let choices = Choices {
+        syscall_tracepoint: config.kernel.syscall_tracepoint,
+        waits: config.waits.enabled,
+        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
+    };
+    let plan = decide(&facts, choices);
+    match start(&plan, sizes(config), std::process::id()) {
+        Ok(kernel) => {
+            features.extend(features::kernel(&plan, &kernel, held, traced));
+            (Some(kernel), features)
+        }
+        Err(error) => {
+            let reason = features::told(&error, held);
+            warn!(error = reason, "no eBPF: allocations are not seen, NVML's figures only");
+            features.extend(features::without_kernel(&reason));
+            (None, features)
+        }
+    }
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
         thread.thread().unpark();
         if thread.join().is_err() {
             warn!("a thread ended in panic");
         }
     }
-    telemetry.stop();
-    // A connection that a client holds open must not hold the stop up.
-    runtime.shutdown_background();
-    served
 }
 
 fn sizes(config: &Config) -> MapSizes {

@@ -18,9 +18,8 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Body,
-    Extension,
     extract::{Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
     middleware,

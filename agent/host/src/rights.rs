@@ -60,7 +60,8 @@ impl Rights {
             status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
         };
         // `none [integrity] confidentiality`: the one in force is in brackets.
-        let level = lockdown.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(level, _)| level);
+        let level =
+            lockdown.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(level, _)| level);
         Self {
             effective: field("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0),
             perf_event_paranoid: paranoid.trim().parse().ok(),
@@ -183,10 +184,7 @@ mod tests {
     #[test]
     fn sys_admin_stands_for_what_was_split_off_it_only() {
         let admin = rights(&[Capability::SysAdmin], 0, "2", "");
-        assert_eq!(
-            admin.lacks(&[Capability::Bpf, Capability::Perfmon, Capability::CheckpointRestore]),
-            None
-        );
+        assert_eq!(admin.lacks(&[Capability::Bpf, Capability::Perfmon, Capability::CheckpointRestore]), None);
         assert_eq!(admin.lacks(&[Capability::SysPtrace]), Some(Capability::SysPtrace));
         assert_eq!(admin.lacks(&[Capability::Syslog]), Some(Capability::Syslog));
     }

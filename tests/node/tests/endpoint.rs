@@ -113,7 +113,7 @@ impl Served {
         let served = Self { child, address: address.to_string(), log, _node: node };
         let begun = Instant::now();
         while !fs::read_to_string(&served.log)?.contains("serving") {
-            ensure!(begun.elapsed() < Duration::from_secs(60), "{}", fs::read_to_string(&served.log)?);
+            ensure!(begun.elapsed() < Duration::from_mins(1), "{}", fs::read_to_string(&served.log)?);
             sleep(Duration::from_millis(20));
         }
         // The first tick.
@@ -196,13 +196,24 @@ fn tls_is_spoken_with_whoever_trusts_the_authority_and_plain_http_is_told_so() -
     let refused = served.curl("https", "/metrics", &["--cacert", &strange])?;
     assert!(matches!(&refused, Err((60, _))), "{refused:?}");
     let plain = served.curl("http", "/metrics", &[])?;
-    assert!(matches!(&plain, Ok((400, body)) if body.contains("HTTP request to an HTTPS server")), "{plain:?}");
+    assert!(
+        matches!(&plain, Ok((400, body)) if body.contains("HTTP request to an HTTPS server")),
+        "{plain:?}"
+    );
     // 35: nothing older than TLS 1.2.
     let old = served.curl("https", "/metrics", &["--cacert", &trusted, "--tls-max", "1.1"])?;
     assert!(matches!(&old, Err((35, _))), "{old:?}");
     assert_eq!(served.status("https", "/metrics", &["--cacert", &trusted, "--tls-max", "1.2"])?, 200);
     let openssl = Command::new("openssl")
-        .args(["s_client", "-connect", &served.address, "-CAfile", &trusted, "-verify_return_error", "-brief"])
+        .args([
+            "s_client",
+            "-connect",
+            &served.address,
+            "-CAfile",
+            &trusted,
+            "-verify_return_error",
+            "-brief",
+        ])
         .stdin(std::process::Stdio::null())
         .output()?;
     let said = String::from_utf8_lossy(&openssl.stderr).into_owned();
@@ -247,7 +258,10 @@ fn a_client_needs_a_certificate_of_the_right_authority_with_the_right_name() -> 
     let asked = served.cotenant(&["explain", "--ca", &trusted, "--cert", &certificate, "--key", &key])?;
     assert!(asked.status.success(), "{asked:?}");
     let asked = served.cotenant(&["explain", "--ca", &trusted])?;
-    assert!(!asked.status.success() && String::from_utf8_lossy(&asked.stderr).contains("--cert"), "{asked:?}");
+    assert!(
+        !asked.status.success() && String::from_utf8_lossy(&asked.stderr).contains("--cert"),
+        "{asked:?}"
+    );
     Ok(())
 }
 
@@ -314,7 +328,10 @@ fn guessed(address: &str, password: &str) -> Result<()> {
     let encoded = base64(&format!("alice:{password}"));
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: Basic {encoded}\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: Basic {encoded}\r\nConnection: close\r\n\r\n"
+    )?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     let head = String::from_utf8_lossy(&answer);
@@ -327,9 +344,14 @@ fn base64(text: &str) -> String {
     text.as_bytes()
         .chunks(3)
         .flat_map(|chunk| {
-            let word = chunk.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+            let word =
+                chunk.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
             (0..4).map(move |at| {
-                if at > chunk.len() { '=' } else { char::from(ALPHABET[(word >> (18 - 6 * at)) as usize & 63]) }
+                if at > chunk.len() {
+                    '='
+                } else {
+                    char::from(ALPHABET[(word >> (18 - 6 * at)) as usize & 63])
+                }
             })
         })
         .collect()
@@ -366,10 +388,16 @@ fn certificates_and_users_are_read_again_and_a_broken_file_changes_nothing() -> 
     // A mistake leaves the last valid rules in force, and is told.
     papers.web("tls_server_confg: {}\n")?;
     until(&|| Ok(served.feature("https", &known)?.0 == "degraded"))?;
-    assert!(served.feature("https", &known)?.1.contains("tls_server_confg"), "{:?}", served.feature("https", &known)?);
+    assert!(
+        served.feature("https", &known)?.1.contains("tls_server_confg"),
+        "{:?}",
+        served.feature("https", &known)?
+    );
     assert_eq!(served.status("https", "/metrics", &["--cacert", &renewed])?, 401);
     papers.web(TLS)?;
-    until(&|| Ok(served.curl("https", "/status", &["--cacert", &renewed])?.is_ok_and(|(status, _)| status == 200)))?;
+    until(&|| {
+        Ok(served.curl("https", "/status", &["--cacert", &renewed])?.is_ok_and(|(status, _)| status == 200))
+    })?;
     until(&|| Ok(served.feature("https", &["--cacert", &renewed])?.0 == "active"))
 }
 
@@ -400,7 +428,9 @@ fn clients_that_are_slow_silent_or_many_do_not_stop_a_scrape() -> Result<()> {
     let mut closed = 0;
     for stream in &mut crowd {
         stream.set_read_timeout(Some(Duration::from_millis(1)))?;
-        closed += usize::from(!matches!(stream.read(&mut [0; 64]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock));
+        closed += usize::from(
+            !matches!(stream.read(&mut [0; 64]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock),
+        );
     }
     assert!(closed >= 500 - 130, "{closed}");
     // A head that trickles in is cut off after 30 seconds.
@@ -414,7 +444,10 @@ fn clients_that_are_slow_silent_or_many_do_not_stop_a_scrape() -> Result<()> {
         gone = slow.write_all(b"X: y\r\n").is_err();
     }
     assert!(gone && begun.elapsed() > Duration::from_secs(20), "{:?}", begun.elapsed());
-    println!("scrape beside 500 idle connections: {took:?}; a trickling head was cut off after {:?}", begun.elapsed());
+    println!(
+        "scrape beside 500 idle connections: {took:?}; a trickling head was cut off after {:?}",
+        begun.elapsed()
+    );
     Ok(())
 }
 
@@ -432,14 +465,15 @@ fn heads_and_bodies_are_bounded() -> Result<()> {
         Ok(String::from_utf8_lossy(&answer).lines().next().unwrap_or_default().to_owned())
     };
     let long = "a".repeat(64 << 10);
-    let of = |more: &str| head(format!("GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{more}\r\n"));
+    let of =
+        |more: &str| head(format!("GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{more}\r\n"));
     assert!(of("")?.contains("200"));
     assert!(of(&format!("X: {long}\r\n"))?.contains("431"), "{}", of(&format!("X: {long}\r\n"))?);
-    let many: String = (0..200).map(|at| format!("X{at}: y\r\n")).collect();
+    let many = "X: y\r\n".repeat(200);
     assert!(of(&many)?.contains("431"), "{}", of(&many)?);
     assert!(of("Content-Length: 1000000\r\n")?.contains("413"));
     assert!(of("Transfer-Encoding: chunked\r\n")?.contains("413"));
-    assert!(head(format!("GET /{long} HTTP/1.1\r\nHost: a\r\n\r\n"))?.contains("4"));
+    assert!(head(format!("GET /{long} HTTP/1.1\r\nHost: a\r\n\r\n"))?.contains("41"));
     assert!(head("POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".into())?.contains("405"));
     Ok(())
 }
@@ -451,7 +485,9 @@ fn a_public_address_without_tls_or_password_is_warned_of_at_start() -> Result<()
     for (address, web, warned) in [("0.0.0.0:0", "", true), ("127.0.0.1:0", "", false)] {
         fs::write(
             &config,
-            format!("[server]\nlisten = \"{address}\"\nweb_config = \"{web}\"\n[agent]\ncontrol = \"\"\n[nvml]\nenabled = false\n"),
+            format!(
+                "[server]\nlisten = \"{address}\"\nweb_config = \"{web}\"\n[agent]\ncontrol = \"\"\n[nvml]\nenabled = false\n"
+            ),
         )?;
         let log = directory.path().join("log");
         let mut child = Command::new("timeout")

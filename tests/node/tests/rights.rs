@@ -35,7 +35,8 @@ type Features = BTreeMap<String, (String, String)>;
 
 /// The first table: each capability, with the features that miss it and how.
 fn table() -> Vec<(String, Vec<(String, String)>)> {
-    let set = PAGE.split("\n## ").find(|section| section.starts_with("The set")).expect("the page has the set");
+    let set =
+        PAGE.split("\n## ").find(|section| section.starts_with("The set")).expect("the page has the set");
     let rows = set.lines().filter_map(|line| line.strip_prefix("| `CAP_"));
     rows.map(|row| {
         let (capability, rest) = row.split_once('`').expect("a name in backticks");
@@ -125,10 +126,7 @@ impl Run<'_> {
         let status = self.agent.status()?;
         let all = status["features"].as_array().context("features")?;
         let word = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-        Ok(all
-            .iter()
-            .map(|one| (word(&one["name"]), (word(&one["state"]), word(&one["reason"]))))
-            .collect())
+        Ok(all.iter().map(|one| (word(&one["name"]), (word(&one["state"]), word(&one["reason"])))).collect())
     }
 
     /// A tenant that waits with the driver mapped, long enough to be probed if it can be.
@@ -136,8 +134,8 @@ impl Run<'_> {
         let unit = format!("rights-{}-{name}.service", std::process::id());
         let cgroup = Cgroup::create(&format!("system.slice/{unit}"))?;
         let node = &self.bench.node;
-        let launcher =
-            user.map_or_else(String::new, |uid| format!("setpriv --reuid={uid} --regid={uid} --clear-groups"));
+        let launcher = user
+            .map_or_else(String::new, |uid| format!("setpriv --reuid={uid} --regid={uid} --clear-groups"));
         let library = node.directory.join(library).display().to_string();
         let script = format!("print loaded\nwait\ninit\nuuid 0\nretain 0\n{body}print held\nwait\n");
         let mut tenant =
@@ -212,7 +210,10 @@ fn c72_under_the_pages_set_everything_works_as_root_and_as_another_user() -> Res
         let scrape = run.agent.scrape()?;
         let waited = scrape.sum(WAIT, &[]);
         let classed = waited - scrape.sum(WAIT, &[("wait_class", "other")]);
-        assert!(waited > 0.05 && classed > waited / 2.0, "{user:?}: {waited} s, {classed} s of a known class");
+        assert!(
+            waited > 0.05 && classed > waited / 2.0,
+            "{user:?}: {waited} s, {classed} s of a known class"
+        );
         assert!(scrape.sum(PROCESS, &[]) > 0.0);
     }
     Ok(())
@@ -265,6 +266,22 @@ fn without_sys_admin_tenants_keep_their_names_in_a_cgroup_namespace_of_the_agent
     run.go()?;
     assert_eq!(run.live()?, [64.0]);
     run.assert_exact()
+}
+
+#[test]
+fn where_proc_hides_processes_nvmls_lists_are_still_believed() -> Result<()> {
+    let bench = Bench::create(0.0)?;
+    // A mount of its own: the host's stays as it is.
+    let hide = "mount -t proc -o hidepid=2 proc /proc && exec \"$@\"";
+    let mut words = ["unshare", "--mount", "sh", "-c", hide, "sh"].map(str::to_owned).to_vec();
+    words.extend(launcher(&names(&table()), None));
+    let mut run = bench.run(&words, "")?;
+    run.tenant("hidden", Some(PRIVATE), "lib/libcuda.so.1", ALLOCATE)?;
+    run.go()?;
+    assert_eq!(run.live()?, [64.0]);
+    let label = run.tenants[0].1.clone();
+    assert!(run.agent.scrape()?.sum(PROCESS, &[("tenant", &label)]) > 64.0 * MIB);
+    Ok(())
 }
 
 /// Starts the agent under a seccomp filter that refuses one system call, as a container's profile does.
@@ -362,8 +379,14 @@ fn after_start_each_thread_keeps_what_its_work_takes_and_can_still_attach() -> R
         assert!(sealed, "{thread}");
     }
     let there = |name: &str| held.iter().any(|held| held.thread == name);
-    for name in ["cotenant", "discovery", "tick", "detach", "cotenant-nvml", "tokio-rt-worker", "kubelet", "otlp"] {
-        assert!(there(name), "{name} is not among {:?}", held.iter().map(|held| &held.thread).collect::<Vec<_>>());
+    for name in
+        ["cotenant", "discovery", "tick", "detach", "cotenant-nvml", "tokio-rt-worker", "kubelet", "otlp"]
+    {
+        assert!(
+            there(name),
+            "{name} is not among {:?}",
+            held.iter().map(|held| &held.thread).collect::<Vec<_>>()
+        );
     }
     // A library that is new after all that is attached, whoever owns it.
     run.tenant("late", Some(PRIVATE), "private/lib/libcuda.so.1", ALLOCATE)?;

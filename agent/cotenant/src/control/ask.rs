@@ -10,7 +10,7 @@ use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 
-use super::{SOCKET, WITHIN, door::knock};
+use super::{WITHIN, door::knock};
 use crate::config::{self, Overrides};
 
 const LONGEST: usize = 64 << 10;
@@ -67,7 +67,9 @@ pub(crate) fn run(ask: &Ask<'_>) -> Result<()> {
         config::load(&overrides)?.agent.control
     };
     if socket.as_os_str().is_empty() {
-        bail!("agent.control is \"\", so the agent hears no commands: send it SIGUSR1 (release) or SIGUSR2 (resume)");
+        bail!(
+            "agent.control is \"\", so the agent hears no commands: send it SIGUSR1 (release) or SIGUSR2 (resume)"
+        );
     }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
@@ -86,11 +88,13 @@ async fn say(socket: &std::path::Path, target: &str) -> Result<String> {
         .header(hyper::header::HOST, "agent")
         .body(Empty::<Bytes>::new())
         .context("a request")?;
-    let answer = sender.send_request(request).await.context(
-        "the agent hung up: only root and the agent's own user are heard",
-    )?;
+    let answer = sender
+        .send_request(request)
+        .await
+        .context("the agent hung up: only root and the agent's own user are heard")?;
     let status = answer.status();
-    let body = Limited::new(answer.into_body(), LONGEST).collect().await.map_err(|error| anyhow::anyhow!(error))?;
+    let body =
+        Limited::new(answer.into_body(), LONGEST).collect().await.map_err(|error| anyhow::anyhow!(error))?;
     let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
     if !status.is_success() {
         bail!("{}", text.trim_end());
@@ -99,20 +103,13 @@ async fn say(socket: &std::path::Path, target: &str) -> Result<String> {
     Ok(match (state.as_str(), until_unix) {
         ("released", Some(until)) => {
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            format!("released: nothing of the driver is held; back in {} s", until.saturating_sub(now.as_secs()))
+            format!(
+                "released: nothing of the driver is held; back in {} s",
+                until.saturating_sub(now.as_secs())
+            )
         }
         ("released", None) => "released: nothing of the driver is held, until `cotenant resume`".to_owned(),
         ("held", _) => "resumed: NVML is asked again".to_owned(),
         (other, _) => other.to_owned(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_default_socket_is_the_configurations() {
-        assert_eq!(config::Config::default().agent.control, PathBuf::from(SOCKET));
-    }
 }

@@ -17,7 +17,10 @@ use axum::{
     routing::{get, post},
 };
 use cotenant_model::view::{Feature, FeatureState};
-use hyper_util::{rt::{TokioIo, TokioTimer}, service::TowerToHyperService};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use serde::Deserialize;
 use tokio::net::{UnixListener, UnixStream, unix::UCred};
 use tracing::warn;
@@ -49,8 +52,11 @@ impl Door {
                 feature(NAME, FeatureState::Active, String::new()),
             ),
             Err(error) => {
-                let reason = format!("{error:#}; the signals USR1 and USR2 work");
-                (None, feature(NAME, FeatureState::Broken, reason))
+                let fixed = error
+                    .downcast_ref::<std::io::Error>()
+                    .is_some_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem);
+                let state = if fixed { FeatureState::Unsupported } else { FeatureState::Broken };
+                (None, feature(NAME, state, format!("{error:#}; the signals USR1 and USR2 work")))
             }
         }
     }

@@ -77,7 +77,10 @@ impl Drop for Place<'_> {
 impl Users {
     /// `None` when there are none: then everybody is let in.
     pub(super) fn new(hashes: &BTreeMap<String, String>) -> Result<Option<Self>> {
-        let costs = hashes.values().filter_map(|hash| hash.parse().ok()).map(|parts: bcrypt::HashParts| parts.get_cost());
+        let costs = hashes
+            .values()
+            .filter_map(|hash| hash.parse().ok())
+            .map(|parts: bcrypt::HashParts| parts.get_cost());
         let Some(cost) = costs.max() else { return Ok(None) };
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
             .ok()
@@ -134,11 +137,7 @@ impl Users {
 
     fn remembered(&self, tag: &[u8; 32]) -> Option<Verdict> {
         let seen = self.seen.lock().ok()?;
-        if seen.right.has(tag) {
-            Some(Verdict::Right)
-        } else {
-            seen.wrong.has(tag).then_some(Verdict::Wrong)
-        }
+        if seen.right.has(tag) { Some(Verdict::Right) } else { seen.wrong.has(tag).then_some(Verdict::Wrong) }
     }
 
     fn tag(&self, user: &str, password: &str) -> [u8; 32] {
@@ -183,7 +182,9 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(users.judge(&basic("alice", "secret")).await, Verdict::Right);
             // The comparison for whoever is not there is one with a password that somebody knows.
-            for (user, password) in [("alice", "wrong"), ("bob", "secret"), ("bob", "nobody"), ("", ""), ("alice", "")] {
+            for (user, password) in
+                [("alice", "wrong"), ("bob", "secret"), ("bob", "nobody"), ("", ""), ("alice", "")]
+            {
                 assert_eq!(users.judge(&basic(user, password)).await, Verdict::Wrong, "{user}:{password}");
             }
         }
@@ -195,7 +196,8 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn guesses_are_checked_one_at_a_time_and_drive_nobody_out() {
         let hash = bcrypt::hash("secret", 10).expect("a hash");
-        let users = Users::new(&BTreeMap::from([("alice".to_owned(), hash)])).expect("made").expect("one user");
+        let users =
+            Users::new(&BTreeMap::from([("alice".to_owned(), hash)])).expect("made").expect("one user");
         let users = Arc::new(users);
         assert_eq!(users.judge(&basic("alice", "secret")).await, Verdict::Right);
         let guesses: Vec<_> = (0..200)

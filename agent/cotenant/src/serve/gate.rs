@@ -49,24 +49,25 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    fn read(file: &Path) -> Result<(Self, Vec<PathBuf>)> {
+    /// Stamps are taken before the files are read: what changes meanwhile is seen as a change.
+    fn read(file: &Path) -> Result<(Self, Known)> {
         let directory = file.parent().unwrap_or(Path::new("/"));
+        let mut known = Known::of(vec![file.to_owned()]);
         let config = WebConfig::read(file)?;
-        let mut files = vec![file.to_owned()];
-        let tls = match &config.tls_server_config {
-            Some(tls) => {
-                files.extend(tls.files(directory));
-                Some(Tls::new(tls, directory).with_context(|| file.display().to_string())?)
-            }
-            None => None,
-        };
+        let mut tls = None;
+        if let Some(server) = &config.tls_server_config {
+            let Known { files, stamps } = Known::of(server.files(directory));
+            known.files.extend(files);
+            known.stamps.extend(stamps);
+            tls = Some(Tls::new(server, directory).with_context(|| file.display().to_string())?);
+        }
         let rules = Self {
             tls,
             users: Users::new(&config.basic_auth_users)?,
             headers: config.headers()?,
             bucket: config.rate().map(Bucket::new),
         };
-        Ok((rules, files))
+        Ok((rules, known))
     }
 
     const fn open() -> Self {
@@ -108,9 +109,17 @@ fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
 }
 
 /// The configuration's files as they were at the last look.
+#[derive(Default)]
 struct Known {
     files: Vec<PathBuf>,
     stamps: Vec<Stamp>,
+}
+
+impl Known {
+    fn of(files: Vec<PathBuf>) -> Self {
+        let stamps = stamps(&files);
+        Self { files, stamps }
+    }
 }
 
 pub(crate) struct Gate {
@@ -128,15 +137,8 @@ impl Gate {
     pub(crate) fn new(file: &Path, listen: SocketAddr) -> Result<Self> {
         let file = (!file.as_os_str().is_empty()).then(|| file.to_owned());
         let (rules, known) = match &file {
-            Some(file) => {
-                // Before they are read: what changes meanwhile is then seen as a change.
-                let mut files = vec![file.clone()];
-                let (rules, named) = Rules::read(file)?;
-                files.extend(named.into_iter().skip(1));
-                let stamps = stamps(&files);
-                (rules, Known { files, stamps })
-            }
-            None => (Rules::open(), Known { files: Vec::new(), stamps: Vec::new() }),
+            Some(file) => Rules::read(file)?,
+            None => (Rules::open(), Known::default()),
         };
         let exposed = !listen.ip().is_loopback();
         if exposed && let Some(what) = lacking(&rules) {
@@ -183,15 +185,17 @@ impl Gate {
         }
         known.stamps = now;
         let trouble = match Rules::read(file) {
-            Ok((rules, files)) => {
-                known.stamps = stamps(&files);
-                known.files = files;
+            Ok((rules, read)) => {
+                *known = read;
                 self.rules.store(Arc::new(rules));
                 info!(file = %file.display(), "the web configuration was read again");
                 None
             }
             Err(error) => {
-                warn!(error = format!("{error:#}"), "the web configuration is not valid; the last valid one stays in force");
+                warn!(
+                    error = format!("{error:#}"),
+                    "the web configuration is not valid; the last valid one stays in force"
+                );
                 Some(format!("{error:#}"))
             }
         };
@@ -203,9 +207,10 @@ impl Gate {
     pub(crate) fn feature(&self) -> Feature {
         let trouble = self.trouble.lock().ok().and_then(|trouble| trouble.clone());
         let (state, reason) = match (trouble, lacking(&self.rules())) {
-            (Some(trouble), _) => {
-                (FeatureState::Degraded, format!("the last valid web configuration is in force, not this one: {trouble}"))
-            }
+            (Some(trouble), _) => (
+                FeatureState::Degraded,
+                format!("the last valid web configuration is in force, not this one: {trouble}"),
+            ),
             (None, Some(what)) if self.exposed => {
                 (FeatureState::Active, format!("served to anybody who reaches the address, {what}"))
             }

@@ -15,8 +15,16 @@ use std::{
 
 use axum::{Router, body::Body};
 use http_body_util::BodyExt;
-use hyper::{Request, Response, body::Incoming, server::conn::http1, service::{Service, service_fn}};
-use hyper_util::{rt::{TokioIo, TokioTimer}, service::TowerToHyperService};
+use hyper::{
+    Request, Response,
+    body::Incoming,
+    server::conn::http1,
+    service::{Service, service_fn},
+};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -38,7 +46,8 @@ const HEADERS: usize = 64;
 /// The first byte of a TLS handshake.
 const TLS_RECORD: u8 = 0x16;
 /// What Go's servers say too, so that a scraper's log is understood.
-const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\
+const PLAIN: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\
 Content-Length: 80\r\n\r\nClient sent an HTTP request to an HTTPS server: use https:// (or cotenant --ca)\n";
 /// After an error of `accept`, such as too many descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -129,7 +138,12 @@ fn make_room(open: &mut BTreeMap<u64, Open>) -> bool {
     true
 }
 
-async fn connection(stream: TcpStream, router: Router, gate: &Gate, busy: Arc<AtomicUsize>) -> io::Result<()> {
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    gate: &Gate,
+    busy: Arc<AtomicUsize>,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let rules = gate.rules();
     let Some(tls) = &rules.tls else { return answer(Paced::new(stream), router, busy).await };
@@ -149,7 +163,10 @@ async fn connection(stream: TcpStream, router: Router, gate: &Gate, busy: Arc<At
     let mut stream = timeout(HANDSHAKE, handshake).await.map_err(|_| io::ErrorKind::TimedOut)??;
     if !tls.admits(stream.get_ref().1.peer_certificates()) {
         stream.shutdown().await?;
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "no name of the certificate is in client_allowed_sans"));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "no name of the certificate is in client_allowed_sans",
+        ));
     }
     drop(rules);
     answer(stream, router, busy).await

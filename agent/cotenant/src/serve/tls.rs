@@ -26,13 +26,15 @@ impl Tls {
     /// Files are read here, relative to `directory`.
     pub(super) fn new(tls: &TlsServer, directory: &Path) -> Result<Self> {
         let provider = Arc::new(provider(tls)?);
-        let versions: Vec<&'static SupportedProtocolVersion> = [(Version::Tls12, &TLS12), (Version::Tls13, &TLS13)]
-            .into_iter()
-            .filter(|(version, _)| {
-                tls.min_version.is_none_or(|min| *version >= min) && tls.max_version.is_none_or(|max| *version <= max)
-            })
-            .map(|(_, supported)| supported)
-            .collect();
+        let versions: Vec<&'static SupportedProtocolVersion> =
+            [(Version::Tls12, &TLS12), (Version::Tls13, &TLS13)]
+                .into_iter()
+                .filter(|(version, _)| {
+                    tls.min_version.is_none_or(|min| *version >= min)
+                        && tls.max_version.is_none_or(|max| *version <= max)
+                })
+                .map(|(_, supported)| supported)
+                .collect();
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&versions)
             .context("tls_server_config: cipher_suites leave nothing to speak")?;
@@ -40,11 +42,16 @@ impl Tls {
             ClientAuth::None => builder.with_no_client_auth(),
             wanted => {
                 let mut roots = RootCertStore::empty();
-                for authority in certificates(tls.client_ca.as_deref(), tls.client_ca_file.as_deref(), directory)? {
-                    roots.add(authority).context("tls_server_config: client_ca has a certificate that cannot be used")?;
+                for authority in
+                    certificates(tls.client_ca.as_deref(), tls.client_ca_file.as_deref(), directory)?
+                {
+                    roots
+                        .add(authority)
+                        .context("tls_server_config: client_ca has a certificate that cannot be used")?;
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
-                let verifier = if wanted == ClientAuth::Optional { verifier.allow_unauthenticated() } else { verifier };
+                let verifier =
+                    if wanted == ClientAuth::Optional { verifier.allow_unauthenticated() } else { verifier };
                 builder.with_client_cert_verifier(verifier.build().context("tls_server_config: client_ca")?)
             }
         };
@@ -94,9 +101,9 @@ fn provider(tls: &TlsServer) -> Result<CryptoProvider> {
         if let Some(unknown) = tls.cipher_suites.iter().find(|name| !known.contains(name)) {
             bail!("tls_server_config: cipher_suites: {unknown:?} is none of {}", known.join(", "));
         }
-        provider.cipher_suites.retain(|suite| {
-            suite.version() == &TLS13 || tls.cipher_suites.contains(&named(suite))
-        });
+        provider
+            .cipher_suites
+            .retain(|suite| suite.version() == &TLS13 || tls.cipher_suites.contains(&named(suite)));
         let place = |suite: &rustls::SupportedCipherSuite| {
             tls.cipher_suites.iter().position(|name| *name == named(suite)).unwrap_or(0)
         };
@@ -109,7 +116,9 @@ fn provider(tls: &TlsServer) -> Result<CryptoProvider> {
                 "X25519" => rustls::NamedGroup::X25519,
                 "CurveP256" => rustls::NamedGroup::secp256r1,
                 "CurveP384" => rustls::NamedGroup::secp384r1,
-                other => bail!("tls_server_config: curve_preferences: {other:?} is none of X25519, CurveP256, CurveP384"),
+                other => bail!(
+                    "tls_server_config: curve_preferences: {other:?} is none of X25519, CurveP256, CurveP384"
+                ),
             };
             provider.kx_groups.extend(all.iter().find(|group| group.name() == name));
         }

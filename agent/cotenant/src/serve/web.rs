@@ -120,7 +120,10 @@ impl WebConfig {
             .filter(|(_, value)| !value.is_empty())
             .map(|(name, value)| {
                 if !HEADERS.contains(&name.as_str()) {
-                    bail!("http_server_config: the header {name:?} cannot be set; these can: {}", HEADERS.join(", "));
+                    bail!(
+                        "http_server_config: the header {name:?} cannot be set; these can: {}",
+                        HEADERS.join(", ")
+                    );
                 }
                 let value = HeaderValue::from_str(value)
                     .with_context(|| format!("http_server_config: the header {name} has no valid value"))?;
@@ -137,13 +140,16 @@ impl WebConfig {
 impl TlsServer {
     fn check(&self) -> Result<()> {
         let one = |inline: &Option<String>, file: &Option<PathBuf>, name: &str| match (inline, file) {
-            (Some(_), Some(_)) => bail!("tls_server_config: {name} and {name}_file are both there: one is wanted"),
+            (Some(_), Some(_)) => {
+                bail!("tls_server_config: {name} and {name}_file are both there: one is wanted")
+            }
             (None, None) => Ok(false),
             _ => Ok(true),
         };
-        for (name, there) in
-            [("cert", one(&self.cert, &self.cert_file, "cert")?), ("key", one(&self.key, &self.key_file, "key")?)]
-        {
+        for (name, there) in [
+            ("cert", one(&self.cert, &self.cert_file, "cert")?),
+            ("key", one(&self.key, &self.key_file, "key")?),
+        ] {
             if !there {
                 bail!("tls_server_config: neither {name} nor {name}_file is there");
             }
@@ -151,22 +157,33 @@ impl TlsServer {
         let authority = one(&self.client_ca, &self.client_ca_file, "client_ca")?;
         match (self.client_auth(), authority) {
             (Ok(ClientAuth::None), true) => {
-                bail!("tls_server_config: client_ca is there, but no client_auth_type: set RequireAndVerifyClientCert")
+                bail!(
+                    "tls_server_config: client_ca is there, but no client_auth_type: set RequireAndVerifyClientCert"
+                )
             }
             (Ok(ClientAuth::Required | ClientAuth::Optional), false) => {
-                bail!("tls_server_config: client_auth_type needs client_ca_file: who may have signed a client's certificate")
+                bail!(
+                    "tls_server_config: client_auth_type needs client_ca_file: who may have signed a client's certificate"
+                )
             }
             (other, _) => drop(other?),
         }
         if !self.client_allowed_sans.is_empty() && self.client_auth()? != ClientAuth::Required {
             bail!("tls_server_config: client_allowed_sans needs client_auth_type RequireAndVerifyClientCert");
         }
-        if let Some(name) = self.client_allowed_sans.iter().find(|name| name.contains("://") || name.contains('@')) {
-            bail!("tls_server_config: client_allowed_sans: {name:?} is neither a DNS name nor an IP address; only those are compared");
+        if let Some(name) =
+            self.client_allowed_sans.iter().find(|name| name.contains("://") || name.contains('@'))
+        {
+            bail!(
+                "tls_server_config: client_allowed_sans: {name:?} is neither a DNS name nor an IP address; only those are compared"
+            );
         }
-        let (min, max) = (self.min_version.unwrap_or(Version::Tls12), self.max_version.unwrap_or(Version::Tls13));
+        let (min, max) =
+            (self.min_version.unwrap_or(Version::Tls12), self.max_version.unwrap_or(Version::Tls13));
         if max < Version::Tls12 || min > max {
-            bail!("tls_server_config: TLS12 and TLS13 are spoken; min_version and max_version leave none of them");
+            bail!(
+                "tls_server_config: TLS12 and TLS13 are spoken; min_version and max_version leave none of them"
+            );
         }
         Ok(())
     }
