@@ -13,6 +13,7 @@ mod identify;
 #[cfg(test)]
 mod layouts;
 mod node;
+mod paging;
 mod record;
 mod registry;
 mod replay;

@@ -31,6 +31,7 @@ use crate::{
     events::{Events, Story, open_log},
     features,
     node::Ticker,
+    paging::Paging,
     record::Tap,
     registry::Registry,
     reports::Reports,
@@ -69,7 +70,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     features.extend([namespace, log_feature, door_state]);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = confinement.outside(|| Telemetry::start(config, &published))?;
-    features.push(telemetry.feature.clone());
+    features.extend([telemetry.feature.clone(), Paging::feature(config)]);
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -97,7 +98,9 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             discovery.run(&stop);
         })?);
     }
+    let paging = Paging::new(config, &story);
     let ticker = Ticker {
+        pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
         events: Events::new(
             &host,
@@ -133,8 +136,12 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     if let Some(door) = door {
         runtime.spawn(door.hear(release));
     }
+    if let Some(paging) = paging {
+        let stop = Arc::clone(&stop);
+        threads.push(spawn("alertmanager", move || paging.run(&stop))?);
+    }
     info!(address = %config.server.listen, "serving");
-    let pages = router(Shared { published, story, tap }, &gate);
+    let pages = router(Shared { published, story, tap, exemplars: telemetry.exemplars() }, &gate);
     runtime.spawn(Arc::clone(&gate).keep());
     let served = runtime.block_on(async {
         let stop = stopping().context("SIGTERM and SIGINT cannot be heard")?;
