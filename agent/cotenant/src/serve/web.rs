@@ -264,6 +264,40 @@ mod tests {
     }
 
     #[test]
+    fn the_shipped_example_is_valid_with_every_key_that_it_names() {
+        let shipped = include_str!("../../../../deploy/web.yml");
+        assert!(WebConfig::parse(shipped).expect("valid").tls_server_config.is_some());
+        let all = [
+            "client_",
+            "basic_",
+            "  prom",
+            "http_",
+            "  head",
+            "    Strict",
+            "rate_",
+            "  interval",
+            "  burst",
+            "min_",
+            "max_",
+        ];
+        let uncommented: String = shipped
+            .lines()
+            .map(|line| {
+                let (indent, rest) = line.split_at(line.len() - line.trim_start().len());
+                match rest.strip_prefix("# ").filter(|key| all.iter().any(|start| key.starts_with(start))) {
+                    Some(key) => format!("{indent}{key}\n"),
+                    None => format!("{line}\n"),
+                }
+            })
+            .collect();
+        let config = WebConfig::parse(&uncommented.replace("$2y$10$...", HASH)).expect("valid");
+        assert!(config.rate().is_some() && config.basic_auth_users.len() == 1);
+        assert_eq!(config.headers().expect("valid").len(), 1);
+        let tls = config.tls_server_config.expect("there");
+        assert_eq!(tls.client_auth().expect("valid"), ClientAuth::Required);
+    }
+
+    #[test]
     fn an_unknown_key_is_refused_with_its_line() {
         for (text, line, key) in [
             ("basic_auth_users: {}\nbasic_auth_user: {}\n", "2", "basic_auth_user"),
