@@ -2,6 +2,7 @@
 //! Refuses to stop for one missing facility, and to leave anything attached.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -55,12 +56,9 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let runtime = runtime(confinement)?;
     let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
-    let listener = runtime.block_on(TcpListener::bind(config.server.listen)).with_context(|| {
-        format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
-    })?;
+    let listener = bind(&runtime, config.server.listen)?;
     let (kernel, mut features) = load(config, &host, &held);
-    features.push(dropped);
-    features.extend(rights::features(&held));
+    features.extend(rights::features(&held).into_iter().chain([dropped]));
     let namespace = features::pid_namespace(&host);
     let sees_pids = namespace.state == FeatureState::Active;
     let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
@@ -133,9 +131,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // What is left to this thread is to wait, and to accept connections.
     confinement.confine(Work::Outside);
     runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
-    if let Some(door) = door {
-        runtime.spawn(door.hear(release));
-    }
+    door.map(|door| runtime.spawn(door.hear(release)));
     if let Some(paging) = paging {
         let stop = Arc::clone(&stop);
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
@@ -144,8 +140,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let pages = router(Shared { published, story, tap, exemplars: telemetry.exemplars() }, &gate);
     runtime.spawn(Arc::clone(&gate).keep());
     let served = runtime.block_on(async {
-        let stop = stopping().context("SIGTERM and SIGINT cannot be heard")?;
-        serve(listener, pages, gate, stop, GRACE).await;
+        serve(listener, pages, gate, stopping()?, GRACE).await;
         anyhow::Ok(())
     });
     info!("stopping");
@@ -165,6 +160,12 @@ fn runtime(confinement: Confinement) -> Result<Runtime> {
         .enable_all()
         .build()
         .context("cannot start the HTTP threads")
+}
+
+fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener> {
+    runtime
+        .block_on(TcpListener::bind(address))
+        .with_context(|| format!("cannot listen on {address}: is another agent running? set server.listen"))
 }
 
 /// The kernel side, as far as this host allows it, and how each part of it is.
@@ -212,7 +213,8 @@ fn sizes(config: &Config) -> MapSizes {
 
 /// Until somebody asks for a stop.
 fn stopping() -> Result<impl Future<Output = ()>> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let of = |kind| signal(kind).context("SIGTERM and SIGINT cannot be heard");
+    let (mut terminate, mut interrupt) = (of(SignalKind::terminate())?, of(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     })

@@ -4,6 +4,7 @@
 
 mod auth;
 mod gate;
+mod held;
 mod listen;
 mod pace;
 mod tls;

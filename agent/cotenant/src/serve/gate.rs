@@ -20,12 +20,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use cotenant_model::view::{Feature, FeatureState};
-use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
 use super::{
     auth::{Users, Verdict},
+    held::Held,
     tls::Tls,
     web::{RateLimit, WebConfig},
 };
@@ -274,12 +274,7 @@ async fn page(gate: &Gate, request: Request, next: Next) -> Response {
         return busy("too many requests at once");
     };
     let response = next.run(request).await;
-    response.map(|body| {
-        Body::new(body.map_frame(move |frame| {
-            let _held = &place;
-            frame
-        }))
-    })
+    response.map(|body| Body::new(Held::new(body, place)))
 }
 
 fn busy(reason: &str) -> Response {

@@ -14,7 +14,6 @@ use std::{
 };
 
 use axum::{Router, body::Body};
-use http_body_util::BodyExt;
 use hyper::{
     Request, Response,
     body::Incoming,
@@ -33,7 +32,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{gate::Gate, pace::Paced};
+use super::{gate::Gate, held::Held, pace::Paced};
 
 /// Connections at once.
 const CONNECTIONS: usize = 128;
@@ -181,12 +180,7 @@ where
         let (answering, answered) = (Busy::new(&busy), pages.call(request));
         async move {
             let response: Response<Body> = answered.await?;
-            Ok::<_, Infallible>(response.map(|body| {
-                body.map_frame(move |frame| {
-                    let _held = &answering;
-                    frame
-                })
-            }))
+            Ok::<_, Infallible>(response.map(|body| Held::new(body, answering)))
         }
     });
     http1::Builder::new()
