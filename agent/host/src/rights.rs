@@ -2,10 +2,13 @@
 //! Refuses to ask for more, and to give anything up.
 
 use std::fmt;
+use std::path::Path;
 
 use crate::{Host, read};
 
 const LIMIT: u64 = 64 << 10;
+/// `uid_map` of the host's own user namespace.
+const HOST_USERS: [&str; 3] = ["0", "0", "4294967295"];
 /// Debian's and Ubuntu's kernels know levels above 2, at which `perf_event_open` is refused in spite of `CAP_PERFMON`.
 const PATCHED_LEVEL: i32 = 3;
 
@@ -45,6 +48,8 @@ impl fmt::Display for Capability {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
     effective: u64,
+    /// In a user namespace of its own, whose capabilities count for nothing towards the host.
+    apart: bool,
     /// `kernel.perf_event_paranoid`.
     perf_event_paranoid: Option<i32>,
     /// A seccomp filter judges this process's system calls.
@@ -54,15 +59,17 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Pure over the texts of `/proc/self/status`, `perf_event_paranoid` and securityfs's `lockdown`.
-    fn parse(status: &str, paranoid: &str, lockdown: &str) -> Self {
+    /// Pure over the texts of `status` and `uid_map` of a process, `perf_event_paranoid` and securityfs's `lockdown`.
+    fn parse(status: &str, users: &str, paranoid: &str, lockdown: &str) -> Self {
         let field = |name: &str| {
             status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
         };
         // `none [integrity] confidentiality`: the one in force is in brackets.
         let level =
             lockdown.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(level, _)| level);
+        let apart = !users.is_empty() && users.split_whitespace().ne(HOST_USERS);
         Self {
+            apart,
             effective: field("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0),
             perf_event_paranoid: paranoid.trim().parse().ok(),
             filtered: field("Seccomp") == Some("2"),
@@ -77,7 +84,7 @@ impl Rights {
             capability,
             Capability::Bpf | Capability::Perfmon | Capability::CheckpointRestore | Capability::SysAdmin
         );
-        held(capability) || split && held(Capability::SysAdmin)
+        !self.apart && (held(capability) || split && held(Capability::SysAdmin))
     }
 
     /// Whether the eBPF side works by `CAP_SYS_ADMIN`: older tools give only that, and some kernels want it too.
@@ -95,6 +102,13 @@ impl Rights {
 
     /// Why `bpf()` or `perf_event_open()` was refused, and what to do, as far as that can be told from here.
     pub fn why_refused(&self) -> Option<String> {
+        if self.apart {
+            return Some(
+                "the agent runs in a user namespace of its own, whose capabilities count for nothing here: run it in the \
+                 host's (Kubernetes: hostUsers: true)"
+                    .to_owned(),
+            );
+        }
         let lacking: Vec<&str> = [Capability::Bpf, Capability::Perfmon]
             .into_iter()
             .filter(|capability| !self.has(*capability))
@@ -130,13 +144,14 @@ impl Rights {
 }
 
 impl Host {
-    /// Of the calling thread. What cannot be read counts as not there.
+    /// Of the calling thread, whatever this host's root is. What cannot be read counts as not there.
     pub fn rights(&self) -> Rights {
-        let text = |path: &str| read::text(&self.path(path), LIMIT).unwrap_or_default();
+        let text = |path: &Path| read::text(path, LIMIT).unwrap_or_default();
         Rights::parse(
-            &text("proc/thread-self/status"),
-            &text("proc/sys/kernel/perf_event_paranoid"),
-            &text("sys/kernel/security/lockdown"),
+            &text(Path::new("/proc/thread-self/status")),
+            &text(Path::new("/proc/thread-self/uid_map")),
+            &text(&self.path("proc/sys/kernel/perf_event_paranoid")),
+            &text(&self.path("sys/kernel/security/lockdown")),
         )
     }
 }
@@ -149,6 +164,7 @@ mod tests {
         let effective = capabilities.iter().fold(0u64, |set, capability| set | 1 << (*capability as u32));
         Rights::parse(
             &format!("Name:\tcotenant\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n"),
+            "         0          0 4294967295\n",
             paranoid,
             lockdown,
         )
@@ -171,6 +187,17 @@ mod tests {
     fn c73_a_filter_is_told_from_a_missing_capability() {
         assert!(rights(BOTH, 2, "2", "").why_refused().unwrap().contains("seccomp"));
         assert_eq!(rights(&BOTH[1..], 2, "2", "").why_refused().unwrap(), "needs CAP_BPF");
+    }
+
+    #[test]
+    fn capabilities_of_a_user_namespace_count_for_nothing() {
+        let status = "CapEff:\t000001ffffffffff\nSeccomp:\t0\n";
+        let apart = Rights::parse(status, "         0       1000          1\n", "2", "");
+        assert!(!apart.has(Capability::SysPtrace) && !apart.rests_on_admin());
+        assert!(apart.why_refused().unwrap().contains("user namespace"));
+        assert!(Rights::parse(status, "0 0 4294967295\n", "2", "").has(Capability::SysPtrace));
+        // A kernel without user namespaces has no such file.
+        assert!(Rights::parse(status, "", "2", "").has(Capability::SysPtrace));
     }
 
     #[test]

@@ -322,7 +322,8 @@ fn guesses(served: &Served, right: &str, papers: &Papers) -> Result<()> {
     for guesser in guessers {
         guesser.join().expect("no panic");
     }
-    assert!(slowest < Duration::from_secs(3), "a scrape took {slowest:?}");
+    // What a scraper waits by default.
+    assert!(slowest < Duration::from_secs(10), "a scrape took {slowest:?}");
     println!("slowest scrape while 100 clients guess: {slowest:?}");
     Ok(())
 }
@@ -420,7 +421,7 @@ fn clients_that_are_slow_silent_or_many_do_not_stop_a_scrape() -> Result<()> {
     let begun = Instant::now();
     assert_eq!(served.status("http", "/metrics", &[])?, 200);
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
     let pid = served.child.id();
     let sockets = fs::read_dir(format!("/proc/{pid}/fd"))?
         .flatten()

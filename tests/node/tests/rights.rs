@@ -270,6 +270,18 @@ fn without_sys_admin_tenants_keep_their_names_in_a_cgroup_namespace_of_the_agent
 }
 
 #[test]
+fn in_a_user_namespace_it_says_so_and_nvml_is_asked_all_the_same() -> Result<()> {
+    let bench = Bench::create(0.0)?;
+    let mut run = bench.run(&["unshare", "--user", "--map-root-user"].map(str::to_owned), "")?;
+    run.tenant("plain", None, "lib/libcuda.so.1", ALLOCATE)?;
+    run.go()?;
+    let (state, reason) = &run.features()?["allocation_probes"];
+    assert!(state == "broken" && reason.contains("user namespace"), "{state}: {reason}");
+    assert!(run.agent.scrape()?.sum(PROCESS, &[]) > 64.0 * MIB);
+    Ok(())
+}
+
+#[test]
 fn where_proc_hides_processes_nvmls_lists_are_still_believed() -> Result<()> {
     let bench = Bench::create(0.0)?;
     // A mount of its own: the host's stays as it is.
