@@ -8,6 +8,7 @@ mod events;
 mod explain;
 mod features;
 mod identify;
+mod kubernetes;
 #[cfg(test)]
 mod layouts;
 mod node;

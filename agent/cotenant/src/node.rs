@@ -13,10 +13,12 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Condition, Device};
 use cotenant_export::{Guard, Limits};
-use cotenant_host::Host;
+use cotenant_host::{Host, Listing};
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Names, Node, Tenant,
+    Absence, DeviceSample, GpuId, Names, Node, Step, Tenant,
+    grant::{Book, GrantsView},
+    idle::Idle,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
@@ -24,10 +26,11 @@ use cotenant_model::{
 use tracing::warn;
 
 use crate::{
-    config::Config,
+    config::{Config, Tenants},
     discovery::chain,
     events::{Events, Tick},
     features::feature,
+    kubernetes::{Kubernetes, grants_feature, sources},
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -42,6 +45,7 @@ pub(crate) struct Ticker {
     pub(crate) reader: Option<Reader>,
     pub(crate) device: Option<Device>,
     pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) kubernetes: Kubernetes,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
@@ -63,6 +67,10 @@ struct State {
     /// The tenants of NVML's PIDs, and the poll they belong to.
     listed: (Option<Duration>, BTreeMap<u32, Tenant>),
     restraint: Restraint,
+    book: Book,
+    idle: Idle,
+    /// When the last tick was.
+    past: Duration,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
 }
@@ -77,11 +85,14 @@ impl Ticker {
             cost: Duration::ZERO,
             listed: (None, BTreeMap::new()),
             restraint: Restraint::default(),
+            book: Book::default(),
+            idle: Idle::default(),
+            past: self.started.elapsed(),
             holders: (Duration::ZERO, Vec::new()),
         };
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
-            let view = self.tick(&mut state, config.tenants.retention);
+            let view = self.tick(&mut state, &config.tenants);
             self.published.store(Some(Arc::new(view)));
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
@@ -89,7 +100,7 @@ impl Ticker {
         self.events.farewell();
     }
 
-    fn tick(&mut self, state: &mut State, retention: Duration) -> View {
+    fn tick(&mut self, state: &mut State, tenants: &Tenants) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
             Device::latest,
@@ -117,7 +128,7 @@ impl Ticker {
         }
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
-        let step = state.node.advance(&kernel, &device, names, now, retention);
+        let step = state.node.advance(&kernel, &device, names, now, tenants.retention);
         if let Some(device) = &self.device {
             device.hold_back(state.restraint.weigh(&Tenant::agent(), &step.fresh_blame, now));
         }
@@ -146,6 +157,10 @@ impl Ticker {
         if let Ok(mut registry) = self.registry.lock() {
             registry.forget(&step.retired);
         }
+        let listing = self.registry.lock().ok().and_then(|registry| registry.listing());
+        let grants = self.grants(state, listing.as_deref(), &step, &device, now);
+        let calls = self.reader.as_ref().map(|_| kernel.processes.as_slice());
+        let holders = state.idle.advance(calls, &device, &state.listed.1, now, tenants.idle_after);
         let moment = Moment::of(&step, now, device.taken);
         self.tap.pass(&state.forecaster, &moment);
         let risk = state.forecaster.advance(&moment);
@@ -157,12 +172,32 @@ impl Ticker {
             blame: step.blame,
             events,
             risk,
+            grants,
+            holders,
             agent: self.agent(kernel, &device, now, state.cost),
         };
+        view.agent.features.push(grants_feature(self.kubernetes.enabled, listing.as_deref()));
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
         view
+    }
+
+    fn grants(
+        &self,
+        state: &mut State,
+        listing: Option<&Listing>,
+        step: &Step,
+        device: &DeviceSample,
+        now: Duration,
+    ) -> GrantsView {
+        let elapsed = now.saturating_sub(state.past);
+        state.past = now;
+        let Some(listing) = listing else { return GrantsView::default() };
+        let facts = listing.facts(&self.kubernetes.resources);
+        let library = device.library.as_ref().map(|_| ()).map_err(|reason| *reason);
+        let grants = state.book.advance(facts, &step.tenants, &step.gpus, library, elapsed);
+        GrantsView { unread_ids: listing.unread_ids, sources: sources(listing), ..grants }
     }
 
     /// Asked only while a GPU has memory in use and NVML lists nobody, and seldom: it walks the host's descriptors.

@@ -44,7 +44,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     log(config)?;
     let classes = config.waits.classes()?;
     let started = Instant::now();
-    let host = Host::at(&config.agent.root);
+    let host = config.kubernetes.host(Host::at(&config.agent.root));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -82,7 +82,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
+    let registry = Arc::new(Mutex::new(Registry::new(host.clone(), &config.kubernetes)));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
@@ -116,6 +116,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         reader,
         device,
         registry,
+        kubernetes: config.kubernetes.clone(),
         libraries,
         features,
         published: Arc::clone(&published),

@@ -1,5 +1,5 @@
 //! Owns who holds memory and does nothing with it, process by process (C23).
-//! Refuses to call idle what nobody could watch: without the probes or NVML's figures the clock stands.
+//! Refuses to call idle what nobody could watch: without the probes or NVML's figures the clock begins anew.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

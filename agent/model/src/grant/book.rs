@@ -100,13 +100,13 @@ impl Use {
 }
 
 /// Who uses what, and which GPUs could be read.
-struct Uses<'a> {
+struct Usage<'a> {
     by_holder: BTreeMap<Holder, BTreeMap<GpuId, Use>>,
     gpus: BTreeMap<&'a GpuId, &'a GpuView>,
     library: Reading<()>,
 }
 
-impl<'a> Uses<'a> {
+impl<'a> Usage<'a> {
     fn of(tenants: &[TenantView], gpus: &'a [GpuView], library: Reading<()>) -> Self {
         let mut by_holder: BTreeMap<Holder, BTreeMap<GpuId, Use>> = BTreeMap::new();
         for view in tenants {
@@ -150,8 +150,8 @@ impl<'a> Uses<'a> {
     fn on(&self, holder: &Holder, gpu: &GpuId, parts: bool) -> Use {
         let mut sum = Use { listed: Self::empty(self.gpus.get(gpu).copied(), self.library), booked: 0 };
         for place in self.places(gpu, parts) {
-            let uses = self.by_holder.iter().filter(|(other, _)| other.meets(holder));
-            for used in uses.filter_map(|(_, on)| on.get(place)) {
+            let usage = self.by_holder.iter().filter(|(other, _)| other.meets(holder));
+            for used in usage.filter_map(|(_, on)| on.get(place)) {
                 sum.listed = sum.listed.and_then(|sum| used.listed.map(|bytes| sum + bytes));
                 sum.booked += used.booked;
             }
@@ -180,24 +180,24 @@ impl Book {
             return GrantsView::default();
         }
         let held = holdings(facts);
-        let uses = Uses::of(tenants, gpus, library);
-        let mut standings = self.granted(&held, &uses, elapsed);
+        let usage = Usage::of(tenants, gpus, library);
+        let mut standings = self.granted(&held, &usage, elapsed);
         if facts.answered {
-            standings.extend(ungranted(&held, facts.declared, &uses));
+            standings.extend(ungranted(&held, facts.declared, &usage));
         }
         let stale =
             facts.grants.iter().filter(|grant| grant.state(facts.live, facts.all_named) == GrantState::Stale);
         GrantsView {
             shares: shares(&held),
             standings,
-            requests: requests(&held, facts.declared, &uses),
+            requests: requests(&held, facts.declared, &usage),
             stale: (facts.answered && facts.live.is_some()).then(|| stale.count() as u64),
             ..GrantsView::default()
         }
     }
 
     /// Every tenant on every GPU that it was granted.
-    fn granted(&mut self, held: &[Holding], uses: &Uses<'_>, elapsed: Duration) -> Vec<StandingRow> {
+    fn granted(&mut self, held: &[Holding], usage: &Usage<'_>, elapsed: Duration) -> Vec<StandingRow> {
         let mut past = std::mem::take(&mut self.idle);
         let mut rows = Vec::new();
         let mut done = BTreeSet::new();
@@ -207,13 +207,13 @@ impl Book {
             if !done.insert((tenant.clone(), gpu.clone())) {
                 continue;
             }
-            let used = uses.on(&holding.holder, gpu, holding.instance);
+            let used = usage.on(&holding.holder, gpu, holding.instance);
             let (standing, bytes) = match holding.state {
                 GrantState::Reservation => (Ok(Standing::Reservation), None),
                 GrantState::Stale => (Ok(Standing::Stale), None),
                 GrantState::Held | GrantState::Unknown => {
                     let standing = Standing::of(true, used.known(), false);
-                    let silent = !uses.anywhere(&holding.holder);
+                    let silent = !usage.anywhere(&holding.holder);
                     (
                         standing.map(|standing| standing.unwrap_or(Standing::GrantedIdle)),
                         silent.then_some(used.listed),
@@ -229,7 +229,7 @@ impl Book {
             if counts {
                 self.idle.insert(key, idle);
             }
-            let idle_seconds = counts.then(|| idle.as_secs_f64());
+            let idle_seconds = counts.then_some(idle.as_secs_f64());
             rows.push(StandingRow { tenant, gpu: gpu.clone(), standing, bytes, idle_seconds });
         }
         rows
@@ -254,9 +254,9 @@ fn shares(held: &[Holding]) -> Vec<ShareRow> {
 }
 
 /// Every pod on every GPU that it uses and was not granted.
-fn ungranted(held: &[Holding], declared: &[Declared], uses: &Uses<'_>) -> Vec<StandingRow> {
+fn ungranted(held: &[Holding], declared: &[Declared], usage: &Usage<'_>) -> Vec<StandingRow> {
     let mut rows = Vec::new();
-    for (holder, on) in &uses.by_holder {
+    for (holder, on) in &usage.by_holder {
         if is_reserved(&holder.namespace) {
             continue;
         }
@@ -266,7 +266,7 @@ fn ungranted(held: &[Holding], declared: &[Declared], uses: &Uses<'_>) -> Vec<St
             let granted = own.iter().any(|holding| {
                 let granted = holding.gpu.as_ref();
                 granted
-                    .is_some_and(|granted| uses.places(granted, holding.instance).any(|place| place == gpu))
+                    .is_some_and(|granted| usage.places(granted, holding.instance).any(|place| place == gpu))
             });
             if granted {
                 continue;
@@ -306,19 +306,19 @@ fn shares_a_reservation(holder: &Holder, gpu: &GpuId, held: &[Holding], declared
 }
 
 /// What each pod asked for, on the GPUs that it was granted or uses.
-fn requests(held: &[Holding], declared: &[Declared], uses: &Uses<'_>) -> Vec<RequestRow> {
+fn requests(held: &[Holding], declared: &[Declared], usage: &Usage<'_>) -> Vec<RequestRow> {
     let mut asked: BTreeMap<(Holder, GpuId), (RequestSource, u64)> = BTreeMap::new();
     for declared in declared.iter().filter(|declared| !is_reserved(&declared.namespace)) {
         let pod =
             Holder { namespace: declared.namespace.clone(), pod: declared.pod.clone(), container: None };
         let granted = held.iter().filter(|holding| holding.holder.meets(&pod));
-        let used = uses.by_holder.iter().filter(|(holder, _)| holder.meets(&pod));
+        let used = usage.by_holder.iter().filter(|(holder, _)| holder.meets(&pod));
         let gpus: BTreeSet<&GpuId> =
             granted.filter_map(|of| of.gpu.as_ref()).chain(used.flat_map(|(_, on)| on.keys())).collect();
         for request in &declared.requests {
             let on = |gpu: &&&GpuId| request.gpu.as_ref().is_none_or(|asked| asked == **gpu);
             for gpu in gpus.iter().filter(on) {
-                let Some(bytes) = uses.total(gpu).and_then(|total| request.amount.bytes(total)) else {
+                let Some(bytes) = usage.total(gpu).and_then(|total| request.amount.bytes(total)) else {
                     continue;
                 };
                 asked.insert((pod.clone(), (*gpu).clone()), (request.source, bytes));
@@ -329,7 +329,7 @@ fn requests(held: &[Holding], declared: &[Declared], uses: &Uses<'_>) -> Vec<Req
         held.iter().filter(|of| of.whole && matches!(of.state, GrantState::Held | GrantState::Unknown))
     {
         if let Some(gpu) = &holding.gpu
-            && let Some(total) = uses.total(gpu)
+            && let Some(total) = usage.total(gpu)
         {
             let place = (holding.holder.whole_pod(), gpu.clone());
             asked.entry(place).or_insert((RequestSource::Device, total));
@@ -338,7 +338,7 @@ fn requests(held: &[Holding], declared: &[Declared], uses: &Uses<'_>) -> Vec<Req
     asked
         .into_iter()
         .map(|((holder, gpu), (source, bytes))| {
-            let used = uses.on(&holder, &gpu, false).listed.ok();
+            let used = usage.on(&holder, &gpu, false).listed.ok();
             let over = used.map(|used| used.saturating_sub(bytes));
             RequestRow { tenant: holder.tenant(), gpu, source, bytes, over }
         })

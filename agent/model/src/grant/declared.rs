@@ -19,7 +19,7 @@ const MAX_BYTES: u64 = 1 << 50;
 const FRACTION: &str = "gpu-fraction";
 /// KAI's and Run:ai's: MiB on each of a pod's GPUs, without a unit.
 const MEMORY: &str = "gpu-memory";
-/// HAMi's scheduler: `UUID,type,MiB,percent of cores` by device, `:` after each, `;` after each container.
+/// The scheduler of `HAMi`: `UUID,type,MiB,percent of cores` by device, `:` after each, `;` after each container.
 const HAMI: &str = "hami.io/vgpu-devices-allocated";
 /// gpushare's scheduler extender: units for this pod, and units that the GPU has. GiB or MiB, as its plugin was told.
 const GPUSHARE_POD: &str = "ALIYUN_COM_GPU_MEM_POD";

@@ -45,7 +45,7 @@ impl Holder {
         let mut tenant = Tenant::plain(TenantKind::Pod, &format!("{}/{}", self.namespace, self.pod));
         tenant.namespace = Some(self.namespace.clone());
         tenant.pod = Some(self.pod.clone());
-        tenant.container = self.container.clone();
+        tenant.container.clone_from(&self.container);
         tenant
     }
 
@@ -92,10 +92,16 @@ pub(super) fn holdings(facts: Facts<'_>) -> Vec<Holding> {
             .filter(|request| request.source == RequestSource::Hami)
             .filter_map(|request| request.gpu.as_ref())
             .collect();
+        let containers: BTreeSet<&Holder> =
+            held.iter().map(|holding| &holding.holder).filter(|holder| holder.meets(&pod)).collect();
+        // Of several containers it does not say which.
+        let holder =
+            if let [only] = Vec::from_iter(&containers)[..] { (**only).clone() } else { pod.clone() };
         let template = held.iter().find(|holding| holding.holder.meets(&pod)).cloned();
         if let Some(template) = template.filter(|_| !decided.is_empty()) {
             held.retain(|holding| !holding.holder.meets(&pod));
             held.extend(decided.into_iter().map(|gpu| Holding {
+                holder: holder.clone(),
                 gpu: Some(gpu.clone()),
                 shares: 1,
                 instance: false,
@@ -129,13 +135,16 @@ fn of_grant(grant: &Grant, facts: Facts<'_>) -> Vec<Holding> {
         pod: grant.pod.clone(),
         container: Some(grant.container.clone()),
     };
+    let resource = Resource::parse(&grant.resource, facts.resources);
+    let memory = resource == Some(Resource::Memory);
     let shared = matches!(
-        Resource::parse(&grant.resource, facts.resources),
+        resource,
         None | Some(Resource::Shared | Resource::Memory | Resource::Mig { shared: true, .. })
     );
     let mut by_gpu: BTreeMap<Option<GpuId>, Holding> = BTreeMap::new();
     for device in &grant.devices {
-        let gpu = device.gpu(|minor| facts.minors.get(&minor).cloned());
+        // gpushare's ids are counters of memory: which GPU they are on says nothing.
+        let gpu = device.gpu(|minor| facts.minors.get(&minor).cloned()).filter(|_| !memory);
         let holding = by_gpu.entry(gpu.clone()).or_insert_with(|| Holding {
             holder: holder.clone(),
             gpu,

@@ -258,3 +258,18 @@ fn a_claim_without_a_uuid_covers_what_its_pod_uses() {
     assert_eq!(standing(&view, "pod:team-a/a", X), Some(Ok(Standing::GrantedAndUsed)));
     assert_eq!((view.shares[0].gpu.clone(), view.shares[0].shares), (None, 1));
 }
+
+#[test]
+fn units_of_memory_are_on_no_gpu_and_cover_what_their_pod_uses() {
+    let ids = [format!("{X}-_-0"), format!("{X}-_-7"), format!("{Y}-_-3")];
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let units = Grant { resource: "aliyun.com/gpu-mem".into(), ..grant("team-a", "a", "live", &ids) };
+    let mut world = World::of(vec![units]);
+    world.declare("team-a", "a", &[("ALIYUN_COM_GPU_MEM_POD", "3"), ("ALIYUN_COM_GPU_MEM_DEV", "80")], "");
+    let view = world.tick(&[user("a", Y, 4 * GIB)], &both());
+    assert_eq!((view.shares.len(), view.shares[0].gpu.clone(), view.shares[0].shares), (1, None, 3));
+    assert_eq!(view.standings.len(), 1);
+    assert_eq!(standing(&view, "pod:team-a/a", Y), Some(Ok(Standing::GrantedAndUsed)));
+    let row = &view.requests[0];
+    assert_eq!((row.gpu.clone(), row.bytes, row.over), (id(Y), 3 * GIB, Some(GIB)));
+}
