@@ -113,7 +113,7 @@ mod tests {
         sample::{CallRow, GpuRef},
     };
 
-    const AFTER: Duration = Duration::from_secs(60);
+    const AFTER: Duration = Duration::from_mins(1);
 
     fn process(pid: u32, calls: u64) -> ProcessSample {
         let row = CallRow { gpu: GpuRef::Unknown, operation: Operation::MemAlloc, calls };
@@ -156,8 +156,8 @@ mod tests {
         sample
     }
 
-    fn busy(pids: &[u32]) -> Result<Vec<ProcessUtilization>, Absence> {
-        Ok(pids.iter().map(|pid| ProcessUtilization { pid: *pid, sm: 0.5, memory: 0.0 }).collect())
+    fn busy(pids: &[u32]) -> Vec<ProcessUtilization> {
+        pids.iter().map(|pid| ProcessUtilization { pid: *pid, sm: 0.5, memory: 0.0 }).collect()
     }
 
     fn tenants() -> BTreeMap<u32, Tenant> {
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn c23_three_of_four_hold_and_do_nothing() {
         let mut idle = Idle::default();
-        let sample = device(busy(&[1]));
+        let sample = device(Ok(busy(&[1])));
         let processes: Vec<ProcessSample> = (1..=4).map(|pid| process(pid, 7)).collect();
         for second in 0..59 {
             let view = idle.advance(Some(&processes), &sample, &tenants(), at(second), AFTER);
@@ -193,13 +193,13 @@ mod tests {
         let mut idle = Idle::default();
         let mut look = |utilization, calls: Option<&[ProcessSample]>| {
             idle.advance(calls, &device(utilization), &tenants(), Duration::ZERO, AFTER);
-            idle.advance(calls, &device(busy(&[1])), &tenants(), at(100), AFTER);
+            idle.advance(calls, &device(Ok(busy(&[1]))), &tenants(), at(100), AFTER);
             idle.advance(calls, &device(Err(Absence::Timeout)), &tenants(), at(101), AFTER)
         };
-        assert!(look(busy(&[1]), Some(&[])).judged.is_empty(), "no samples");
-        assert!(look(busy(&[1]), None).judged.is_empty(), "no probes");
+        assert!(look(Ok(busy(&[1])), Some(&[])).judged.is_empty(), "no samples");
+        assert!(look(Ok(busy(&[1])), None).judged.is_empty(), "no probes");
         // The GPU is busy and nobody in the list is: it may be any of them.
-        let nobody = device(busy(&[]));
+        let nobody = device(Ok(busy(&[])));
         for second in 102..300 {
             let view = idle.advance(Some(&[]), &nobody, &tenants(), at(second), AFTER);
             assert!(view.idle.is_empty());
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn c23_a_pid_that_is_used_again_begins_anew() {
         let mut idle = Idle::default();
-        let sample = device(busy(&[1]));
+        let sample = device(Ok(busy(&[1])));
         idle.advance(Some(&[process(2, 0)]), &sample, &tenants(), Duration::ZERO, AFTER);
         let other = ProcessSample { id: ProcessId(99), ..process(2, 0) };
         let view = idle.advance(Some(&[other]), &sample, &tenants(), at(100), AFTER);

@@ -41,14 +41,14 @@ fn c02_c06_c28_use_is_where_the_process_is_whatever_was_granted() -> Result<()> 
     let mut cluster = Cluster::create(2, "")?;
     let (x, y) = (cluster.gpu(0), cluster.gpu(1));
     let slots = [format!("{x}::5"), format!("{x}::19")];
-    let slotted = cluster.pod("team-a", "slotted", Notes::granted(&slots))?;
-    let nobody = cluster.pod("team-a", "ungranted", Notes::default())?;
+    let slotted = cluster.pod("team-a", "slotted", &Notes::granted(&slots))?;
+    let nobody = cluster.pod("team-a", "ungranted", &Notes::default())?;
     let group = [("runai-gpu-group", "g1")];
     let reserved = Notes { labels: &group, ..Notes::granted(std::slice::from_ref(&x)) };
-    let _reservation = cluster.pod("kai-resource-reservation", "gpu-reservation-1", reserved)?;
+    let _reservation = cluster.pod("kai-resource-reservation", "gpu-reservation-1", &reserved)?;
     let annotations = [("gpu-fraction", "0.5")];
     let fractional = Notes { labels: &group, annotations: &annotations, ..Notes::default() };
-    let shared = cluster.pod("team-b", "fractional", fractional)?;
+    let shared = cluster.pod("team-b", "fractional", &fractional)?;
     let _running =
         [slotted.hold(&cluster, 1, 64)?, nobody.hold(&cluster, 0, 64)?, shared.hold(&cluster, 0, 64)?];
 
@@ -87,8 +87,8 @@ fn c02_c06_c28_use_is_where_the_process_is_whatever_was_granted() -> Result<()> 
 fn c09_c14_c24_a_grant_without_a_process_is_zero_only_when_the_lists_were_read() -> Result<()> {
     let mut cluster = Cluster::create(2, "")?;
     let (x, y) = (cluster.gpu(0), cluster.gpu(1));
-    let _quiet = cluster.pod("team-a", "quiet", Notes::granted(std::slice::from_ref(&x)))?;
-    let finished = cluster.pod("team-a", "finished", Notes::granted(std::slice::from_ref(&y)))?;
+    let _quiet = cluster.pod("team-a", "quiet", &Notes::granted(std::slice::from_ref(&x)))?;
+    let finished = cluster.pod("team-a", "finished", &Notes::granted(std::slice::from_ref(&y)))?;
     let both = |scrape: &Scrape| {
         of_pod(scrape, PROCESS_BYTES, "quiet") == [(x.clone(), 0.0)]
             && of_pod(scrape, PROCESS_BYTES, "finished") == [(y.clone(), 0.0)]
@@ -139,7 +139,7 @@ fn c08_a_kubelet_that_fails_changes_no_label_set() -> Result<()> {
     const AGE: &str = "cotenant_agent_kubelet_podresources_age_seconds";
     let mut cluster = Cluster::create(1, "")?;
     let x = cluster.gpu(0);
-    let pod = cluster.pod("team-a", "steady", Notes::granted(std::slice::from_ref(&x)))?;
+    let pod = cluster.pod("team-a", "steady", &Notes::granted(std::slice::from_ref(&x)))?;
     let _running = pod.hold(&cluster, 0, 64)?;
     let label_sets = |scrape: &Scrape| -> BTreeSet<String> {
         let of = scrape.samples.iter().filter(|sample| sample.label("k8s_pod_name") == "steady");
@@ -148,9 +148,11 @@ fn c08_a_kubelet_that_fails_changes_no_label_set() -> Result<()> {
             .map(|sample| format!("{} {:?}", sample.name, sample.labels))
             .collect()
     };
-    let there = |scrape: &Scrape| is(scrape, "steady", &x, "used") && scrape.get(ERRORS, &[]) == Some(0.0);
+    let there = |scrape: &Scrape| {
+        let fresh = scrape.get(ERRORS, &[]) == Some(0.0) && scrape.get(AGE, &[]) < Some(0.5);
+        fresh && is(scrape, "steady", &x, "used") && of_pod(scrape, PROCESS_BYTES, "steady").len() == 1
+    };
     let before = cluster.world.agent.until(there)?;
-    ensure!(before.get(AGE, &[]) < Some(2.0), "{:?}", before.get(AGE, &[]));
     let known = label_sets(&before);
     ensure!(known.len() >= 4, "{known:?}");
 
@@ -181,11 +183,11 @@ fn c19_use_beyond_the_declared_request_is_told_with_its_source() -> Result<()> {
     let hami = cluster.pod(
         "team-a",
         "hami",
-        Notes { annotations: &annotations, ..Notes::granted(&[format!("{x}-3")]) },
+        &Notes { annotations: &annotations, ..Notes::granted(&[format!("{x}-3")]) },
     )?;
     // One whose annotation is nonsense has asked for nothing.
     let junk = [("gpu-memory", "-1"), ("gpu-fraction", "NaN")];
-    let nonsense = cluster.pod("team-a", "nonsense", Notes { annotations: &junk, ..Notes::default() })?;
+    let nonsense = cluster.pod("team-a", "nonsense", &Notes { annotations: &junk, ..Notes::default() })?;
     let _running =
         [kai.hold(&cluster, 0, 6144)?, hami.hold(&cluster, 1, 1024)?, nonsense.hold(&cluster, 0, 64)?];
     let over = |scrape: &Scrape, pod: &str, source: &str| {
@@ -215,7 +217,7 @@ fn c19_use_beyond_the_declared_request_is_told_with_its_source() -> Result<()> {
 fn c23_idle_holders_are_found_process_by_process() -> Result<()> {
     let mut cluster = Cluster::create(1, "[tenants]\nidle_after = \"3s\"\n")?;
     let x = cluster.gpu(0);
-    let pod = cluster.pod("team-a", "models", Notes::granted(std::slice::from_ref(&x)))?;
+    let pod = cluster.pod("team-a", "models", &Notes::granted(std::slice::from_ref(&x)))?;
     let mut orphans = Vec::new();
     for (index, mebibytes) in [256_u64, 1024, 512].into_iter().enumerate() {
         let script = format!("alloc a {mebibytes}MiB\nprint held\nwait\n");

@@ -16,12 +16,12 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
 mod podresources {
-    #![allow(clippy::pedantic, missing_debug_implementations, reason = "generated")]
+    #![allow(clippy::pedantic, missing_debug_implementations, unreachable_pub, reason = "generated")]
     tonic::include_proto!("v1");
 }
 
 mod cri {
-    #![allow(clippy::pedantic, missing_debug_implementations, reason = "generated")]
+    #![allow(clippy::pedantic, missing_debug_implementations, unreachable_pub, reason = "generated")]
     tonic::include_proto!("runtime.v1");
 }
 
@@ -43,9 +43,9 @@ impl Fake {
     }
 
     fn answer<T>(&self, pick: impl FnOnce(&Answers) -> T) -> Result<Response<T>, Status> {
-        self.with(|answers| match answers.failing {
-            true => Err(Status::internal("kubelet is ill")),
-            false => Ok(Response::new(pick(answers))),
+        self.with(|answers| {
+            let ill = answers.failing.then(|| Status::internal("kubelet is ill"));
+            ill.map_or_else(|| Ok(Response::new(pick(answers))), Err)
         })
     }
 }
@@ -80,8 +80,8 @@ impl cri::runtime_service_server::RuntimeService for Fake {
 }
 
 /// A simulated node with the agent on it, which takes it for a node of Kubernetes.
-pub struct Cluster {
-    pub world: World,
+pub(crate) struct Cluster {
+    pub(crate) world: World,
     fake: Fake,
     pods: usize,
     _runtime: tokio::runtime::Runtime,
@@ -90,7 +90,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// `extra`: settings after the section `[kubernetes]`.
-    pub fn create(gpus: usize, extra: &str) -> Result<Self> {
+    pub(crate) fn create(gpus: usize, extra: &str) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let fake = Fake::default();
@@ -107,26 +107,26 @@ impl Cluster {
             runtime.spawn(async move { server.serve_with_incoming(listener).await });
         }
         let settings = format!(
-            "[kubernetes]\npodresources = {:?}\nruntimes = [{:?}]\npod_logs = {:?}\ninterval = \"200ms\"\n{extra}",
-            place("kubelet.sock"),
-            place("cri.sock"),
-            place("logs")
+            "[kubernetes]\npodresources = \"{}\"\nruntimes = [\"{}\"]\npod_logs = \"{}\"\ninterval = \"200ms\"\n{extra}",
+            place("kubelet.sock").display(),
+            place("cri.sock").display(),
+            place("logs").display()
         );
         let world = World::create(gpus, &settings)?;
         Ok(Self { world, fake, pods: 0, _runtime: runtime, directory })
     }
 
-    pub fn gpu(&self, index: usize) -> String {
+    pub(crate) fn gpu(&self, index: usize) -> String {
         GpuId::from_uuid(self.world.node.state.uuid(index)).as_str().to_owned()
     }
 
     /// Both sockets answer with errors, or again as they should.
-    pub fn fail(&self, failing: bool) {
+    pub(crate) fn fail(&self, failing: bool) {
         self.fake.with(|answers| answers.failing = failing);
     }
 
     /// A pod of one container, with its cgroup and what kubelet and the runtime leave of it.
-    pub fn pod(&mut self, namespace: &str, name: &str, notes: Notes<'_>) -> Result<Pod> {
+    pub(crate) fn pod(&mut self, namespace: &str, name: &str, notes: &Notes<'_>) -> Result<Pod> {
         self.pods += 1;
         let uid = format!("6a1b2c3d-{:04x}-4444-8888-{:012x}", self.pods, std::process::id());
         let id = format!("{:064x}", u128::from(std::process::id()) << 32 | self.pods as u128);
@@ -180,7 +180,7 @@ impl Cluster {
     }
 
     /// The pod is over and gone, and kubelet goes on listing it.
-    pub fn finish(&self, pod: Pod) {
+    pub(crate) fn finish(&self, pod: Pod) {
         self.fake.with(|answers| {
             answers.containers.retain(|of| of.labels.get("io.kubernetes.pod.uid") != Some(&pod.uid));
             let sandboxes = answers.sandboxes.iter_mut();
@@ -194,32 +194,32 @@ impl Cluster {
 
 /// What a pod has beside its name.
 #[derive(Clone, Default)]
-pub struct Notes<'a> {
-    pub granted: Vec<(&'a str, Vec<String>)>,
-    pub annotations: &'a [(&'a str, &'a str)],
-    pub labels: &'a [(&'a str, &'a str)],
+pub(crate) struct Notes<'a> {
+    pub(crate) granted: Vec<(&'a str, Vec<String>)>,
+    pub(crate) annotations: &'a [(&'a str, &'a str)],
+    pub(crate) labels: &'a [(&'a str, &'a str)],
 }
 
 impl Notes<'_> {
-    pub fn granted(ids: &[String]) -> Self {
+    pub(crate) fn granted(ids: &[String]) -> Self {
         Self { granted: vec![("nvidia.com/gpu", ids.to_vec())], ..Self::default() }
     }
 }
 
-pub struct Pod {
-    pub name: String,
+pub(crate) struct Pod {
+    pub(crate) name: String,
     uid: String,
     cgroup: Cgroup,
 }
 
 impl Pod {
     /// A process of it that holds so much of a GPU.
-    pub fn hold(&self, cluster: &Cluster, gpu: usize, mebibytes: u64) -> Result<Tenant> {
+    pub(crate) fn hold(&self, cluster: &Cluster, gpu: usize, mebibytes: u64) -> Result<Tenant> {
         self.run(cluster, &self.name, gpu, &format!("alloc a {mebibytes}MiB\nprint held\nwait\n"))
     }
 
     /// A process of it that says `held` and goes on.
-    pub fn run(&self, cluster: &Cluster, name: &str, gpu: usize, script: &str) -> Result<Tenant> {
+    pub(crate) fn run(&self, cluster: &Cluster, name: &str, gpu: usize, script: &str) -> Result<Tenant> {
         let script = format!("init\nuuid {gpu}\nretain {gpu}\n{script}");
         let mut tenant = cluster.world.node.tenant(name, &self.cgroup, &script, &[])?;
         tenant.expect("held").with_context(|| format!("{name} on GPU {gpu}"))?;
@@ -228,7 +228,7 @@ impl Pod {
 }
 
 /// What NVML does wrong from here on.
-pub fn faults(node: &Path, wanted: &serde_json::Value) -> Result<()> {
+pub(crate) fn faults(node: &Path, wanted: &serde_json::Value) -> Result<()> {
     fs::write(node.join("nvml.json.new"), wanted.to_string())?;
     Ok(fs::rename(node.join("nvml.json.new"), node.join("nvml.json"))?)
 }
