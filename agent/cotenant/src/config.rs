@@ -13,7 +13,7 @@ use clap::Args;
 use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
-use crate::{kubernetes::Kubernetes, telemetry::config::Otlp};
+use crate::{kubernetes::Kubernetes, paging::config::Alertmanager, telemetry::config::Otlp};
 
 /// Every key with its comment, as shipped.
 pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
@@ -47,6 +47,7 @@ pub(crate) struct Config {
     pub(crate) waits: Waits,
     pub(crate) events: Events,
     pub(crate) otlp: Otlp,
+    pub(crate) alertmanager: Alertmanager,
     pub(crate) log: Log,
 }
 
@@ -229,9 +230,10 @@ fn parse(text: &str) -> Result<Config> {
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { agent, kernel, nvml, tenants, kubernetes, events, otlp, .. } = config;
+    let Config { agent, kernel, nvml, tenants, kubernetes, events, otlp, alertmanager, .. } = config;
     otlp.check()?;
     kubernetes.check()?;
+    alertmanager.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
         bail!(

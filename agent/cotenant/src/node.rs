@@ -31,6 +31,7 @@ use crate::{
     events::{Events, Tick},
     features::feature,
     kubernetes::{Kubernetes, grants_feature, sources},
+    paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -49,6 +50,7 @@ pub(crate) struct Ticker {
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
+    pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
@@ -276,6 +278,7 @@ impl Ticker {
             holder_candidates: Vec::new(),
             probe_cost_seconds: None,
             otlp: self.events.voice.view(),
+            alert_pushes: self.pushes.view(),
         }
     }
 

@@ -177,7 +177,7 @@ fn c19_use_beyond_the_declared_request_is_told_with_its_source() -> Result<()> {
     let (x, y) = (cluster.gpu(0), cluster.gpu(1));
     let allocated = format!("{y},NVIDIA,3000,30:;");
     let kai =
-        cluster.pod("team-a", "kai", Notes { annotations: &[("gpu-memory", "2000")], ..Notes::default() })?;
+        cluster.pod("team-a", "kai", &Notes { annotations: &[("gpu-memory", "2000")], ..Notes::default() })?;
     let annotations = [("hami.io/vgpu-devices-allocated", allocated.as_str())];
     // Kubelet picked a slot of the other GPU for it.
     let hami = cluster.pod(

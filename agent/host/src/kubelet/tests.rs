@@ -113,6 +113,7 @@ impl runtime_service_server::RuntimeService for Fake {
         &self,
         _: Request<cri::ListPodSandboxRequest>,
     ) -> Result<Response<cri::ListPodSandboxResponse>, Status> {
+        use cri::PodSandboxState::{SandboxNotready, SandboxReady};
         self.mood().await?;
         let sandbox = |name: &str, state: cri::PodSandboxState, mebibytes: &str| cri::PodSandbox {
             id: name.into(),
@@ -125,7 +126,6 @@ impl runtime_service_server::RuntimeService for Fake {
             labels: HashMap::from([("runai-gpu-group".to_owned(), "g".to_owned())]),
             annotations: HashMap::from([("gpu-memory".to_owned(), mebibytes.to_owned())]),
         };
-        use cri::PodSandboxState::{SandboxNotready, SandboxReady};
         Ok(Response::new(cri::ListPodSandboxResponse {
             items: vec![
                 sandbox("trainer-0", SandboxReady, "2000"),
