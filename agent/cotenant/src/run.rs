@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
 use cotenant_host::Host;
-use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
+use cotenant_kernel::{Choices, Kernel, MapSizes, Plan, decide, start};
 use cotenant_model::view::Feature;
 use tokio::{
     net::TcpListener,
@@ -62,17 +62,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
     };
     let plan = decide(&facts, choices);
-    let kernel = match start(&plan, sizes(config), std::process::id()) {
-        Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel));
-            Some(kernel)
-        }
-        Err(error) => {
-            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&chain(&error)));
-            None
-        }
-    };
+    let kernel = probes(config, &plan, &mut features);
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
@@ -150,6 +140,21 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served.context("the HTTP server failed")
+}
+
+/// The kernel side, if this host allows one.
+fn probes(config: &Config, plan: &Plan, features: &mut Vec<Feature>) -> Option<Kernel> {
+    match start(plan, sizes(config), std::process::id()) {
+        Ok(kernel) => {
+            features.extend(features::kernel(plan, &kernel));
+            Some(kernel)
+        }
+        Err(error) => {
+            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
+            features.extend(features::without_kernel(&chain(&error)));
+            None
+        }
+    }
 }
 
 fn sizes(config: &Config) -> MapSizes {
