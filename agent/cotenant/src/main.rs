@@ -2,6 +2,7 @@
 //! Refuses work: each command is a module of its own.
 
 mod backtest;
+mod budget;
 mod config;
 mod discovery;
 mod events;

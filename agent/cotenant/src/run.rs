@@ -2,6 +2,7 @@
 //! Refuses to stop for one missing facility, and to leave anything attached.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +25,7 @@ use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    budget::{self, Budget},
     config::{Config, LogFormat, simulated},
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
@@ -62,7 +64,12 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
     };
     let plan = decide(&facts, choices);
-    let kernel = probes(config, &plan, &mut features);
+    let mut kernel = probes(config, &plan, &mut features);
+    let pair = kernel.as_mut().and_then(|kernel| {
+        let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
+        features.push(feature);
+        pair
+    });
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
@@ -78,6 +85,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
+    let orders = Arc::new(ArcSwap::from_pointee(BTreeSet::new()));
+    let (share, shed_for) = (config.kernel.probe_share, config.kernel.shed_for);
     let mut threads = Vec::new();
     let mut reader = None;
     if let Some(Kernel { reader: maps, probes, watcher, .. }) = kernel {
@@ -86,6 +95,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             host.clone(),
             watcher,
             probes,
+            Arc::clone(&orders),
             Arc::clone(&registry),
             Arc::clone(&libraries),
             Arc::clone(&reports),
@@ -111,6 +121,9 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         registry,
         kubernetes: config.kubernetes.clone(),
         libraries,
+        budget: Budget::new(budget::Rules { share, shed_for, pair }),
+        orders,
+        pair,
         features,
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
@@ -164,7 +177,9 @@ fn sizes(config: &Config) -> MapSizes {
         threads: kernel.threads,
         pointers: kernel.pointers,
         handles: kernel.handles,
+        ..MapSizes::default()
     }
+    .with_share(kernel.process_share)
 }
 
 /// Answers until it is told to stop.

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use crate::{DeviceSample, GpuId, GpuSample, ProcessId, Tenant, sample::ProcessSample};
+use crate::{
+    DeviceSample, GpuId, GpuSample, ProcessId, Tenant,
+    sample::{Confidence, ProcessSample},
+};
 
 /// A process that holds memory of a GPU and has done nothing for a while.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +68,10 @@ impl Idle {
                 let (Ok(bytes), Some(tenant)) = (process.bytes, by_pid.get(&process.pid)) else { continue };
                 let Some(busy) = works(gpu, process.pid) else { continue };
                 let sample = running.get(&process.pid);
+                if sample.is_some_and(|sample| sample.confidence == Confidence::EventsLost) {
+                    // What calls it made is not known, nor will it be.
+                    continue;
+                }
                 let fresh = Watched {
                     process: sample.map(|sample| sample.id),
                     calls: sample.map_or(0, |sample| sample.calls.iter().map(|row| row.calls).sum()),
@@ -198,6 +205,12 @@ mod tests {
         };
         assert!(look(Ok(busy(&[1])), Some(&[])).judged.is_empty(), "no samples");
         assert!(look(Ok(busy(&[1])), None).judged.is_empty(), "no probes");
+        // Calls were lost, so that none may have been seen.
+        let deaf = ProcessSample { confidence: Confidence::EventsLost, ..process(4, 7) };
+        let deaf = [deaf];
+        let view = [0, 100]
+            .map(|second| idle.advance(Some(&deaf), &device(Ok(busy(&[1]))), &tenants(), at(second), AFTER));
+        assert_eq!(view[1].idle.iter().map(|holder| holder.pid).collect::<Vec<_>>(), [3, 2]);
         // The GPU is busy and nobody in the list is: it may be any of them.
         let nobody = device(Ok(busy(&[])));
         for second in 102..300 {
