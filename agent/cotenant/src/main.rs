@@ -11,6 +11,7 @@ mod events;
 mod explain;
 mod features;
 mod identify;
+mod kubernetes;
 #[cfg(test)]
 mod layouts;
 mod limits;

@@ -13,10 +13,12 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Condition, Device, Rung};
 use cotenant_export::Guard;
-use cotenant_host::Host;
+use cotenant_host::{Host, Listing};
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Names, Node, Tenant,
+    Absence, DeviceSample, GpuId, Names, Node, Step, Tenant,
+    grant::{Book, GrantsView},
+    idle::Idle,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
     sharing::Sharers,
@@ -27,11 +29,12 @@ use tracing::warn;
 
 use crate::{
     budget::{Budget, Key},
-    config::Config,
+    config::{Config, Tenants},
     control::Release,
     discovery::chain,
     events::{Events, Tick},
     features::{feature, hearing},
+    kubernetes::{Kubernetes, grants_feature, sources},
     limits::Limits,
     paging::Account,
     record::Tap,
@@ -51,6 +54,7 @@ pub(crate) struct Ticker {
     pub(crate) release: Arc<Release>,
     pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) kubernetes: Kubernetes,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
@@ -80,6 +84,10 @@ struct State {
     listed: (Option<Duration>, BTreeMap<u32, Tenant>),
     restraint: Restraint,
     sharers: Sharers,
+    book: Book,
+    idle: Idle,
+    /// When the last tick was.
+    past: Duration,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
 }
@@ -95,11 +103,14 @@ impl Ticker {
             listed: (None, BTreeMap::new()),
             restraint: Restraint::default(),
             sharers: Sharers::default(),
+            book: Book::default(),
+            idle: Idle::default(),
+            past: self.started.elapsed(),
             holders: (Duration::ZERO, Vec::new()),
         };
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
-            let view = self.tick(&mut state, config.tenants.retention);
+            let view = self.tick(&mut state, &config.tenants);
             self.published.store(Some(Arc::new(view)));
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
@@ -107,7 +118,7 @@ impl Ticker {
         self.events.farewell();
     }
 
-    fn tick(&mut self, state: &mut State, retention: Duration) -> View {
+    fn tick(&mut self, state: &mut State, tenants: &Tenants) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
             |device| device.latest(),
@@ -140,7 +151,7 @@ impl Ticker {
         }
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
-        let mut step = state.node.advance(&kernel, &device, names, now, retention);
+        let mut step = state.node.advance(&kernel, &device, names, now, tenants.retention);
         if let Some(device) = &self.device {
             device.hold_back(state.restraint.weigh(&Tenant::agent(), &step.fresh_blame, now));
         }
@@ -179,6 +190,10 @@ impl Ticker {
         if let Ok(mut registry) = self.registry.lock() {
             registry.forget(&step.retired);
         }
+        let listing = self.registry.lock().ok().and_then(|registry| registry.listing());
+        let grants = self.grants(state, listing.as_deref(), &step, &device, now);
+        let calls = self.reader.as_ref().map(|_| kernel.processes.as_slice());
+        let holders = state.idle.advance(calls, &device, &state.listed.1, now, tenants.idle_after);
         let moment = Moment::of(&step, now, device.taken);
         self.tap.pass(&state.forecaster, &moment);
         let risk = state.forecaster.advance(&moment);
@@ -190,12 +205,32 @@ impl Ticker {
             blame: step.blame,
             events,
             risk,
+            grants,
+            holders,
             agent: self.agent(kernel, &device, now, state.cost),
         };
+        view.agent.features.push(grants_feature(self.kubernetes.enabled, listing.as_deref()));
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
         view
+    }
+
+    fn grants(
+        &self,
+        state: &mut State,
+        listing: Option<&Listing>,
+        step: &Step,
+        device: &DeviceSample,
+        now: Duration,
+    ) -> GrantsView {
+        let elapsed = now.saturating_sub(state.past);
+        state.past = now;
+        let Some(listing) = listing else { return GrantsView::default() };
+        let facts = listing.facts(&self.kubernetes.resources);
+        let library = device.library.as_ref().map(|_| ()).map_err(|reason| *reason);
+        let grants = state.book.advance(facts, &step.tenants, &step.gpus, library, elapsed);
+        GrantsView { unread_ids: listing.unread_ids, sources: sources(listing), ..grants }
     }
 
     /// Asked only while a GPU has memory in use and NVML lists nobody, and seldom: it walks the host's descriptors.

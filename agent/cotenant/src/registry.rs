@@ -5,19 +5,19 @@ mod eyes;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use cotenant_host::{Host, HostNames, Kubelet, KubeletConfig};
+use cotenant_host::{Host, HostNames, Kubelet, Listing};
 use cotenant_model::{
     GpuId, ProcessId, Tenant, TenantKind,
     sample::{Confidence, ProcessSample, Waker},
     sharing::{Granted, granted},
 };
 pub(crate) use eyes::{Eyes, Sight};
-use tracing::warn;
 
-use crate::rights::Confinement;
+use crate::{kubernetes::Kubernetes, rights::Confinement};
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
@@ -59,16 +59,9 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// Before any other thread is started that reads cgroups: those that come after see what this one sees.
-    pub(crate) fn new(host: Host, confinement: Confinement) -> Self {
+    pub(crate) fn new(host: Host, kubernetes: &Kubernetes, confinement: Confinement) -> Self {
         let view = host.enter_cgroups();
-        let config = KubeletConfig::of(&host);
-        let kubelet = confinement
-            .outside(|| Kubelet::spawn(host.clone(), config))
-            .and_then(|spawned| Ok(spawned?))
-            .inspect_err(|error| {
-                warn!(error = format!("{error:#}"), "kubelet is not asked; pods are named by files only");
-            })
-            .ok();
+        let kubelet = kubernetes.ask(&host, confinement);
         let names = HostNames::new(host.clone());
         let names = match &kubelet {
             Some(kubelet) => names.with(kubelet),
@@ -90,6 +83,11 @@ impl Registry {
             dead_pids: VecDeque::new(),
             dead_processes: VecDeque::new(),
         }
+    }
+
+    /// What kubelet and the runtime said last; `None` while nobody asks them.
+    pub(crate) fn listing(&self) -> Option<Arc<Listing>> {
+        self.kubelet.as_ref().map(Kubelet::latest)
     }
 
     /// To look with while the registry is not locked.

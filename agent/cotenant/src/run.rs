@@ -53,7 +53,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let classes = config.waits.classes()?;
     let started = Instant::now();
     let gate = Arc::new(Gate::new(&config.server.web_config, config.server.listen)?);
-    let host = Host::at(&config.agent.root);
+    let host = config.kubernetes.host(Host::at(&config.agent.root));
     let held = host.rights();
     let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
     let runtime = runtime(confinement)?;
@@ -80,7 +80,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Mutex::new(Registry::new(host.clone(), confinement)));
+    let registry = Registry::new(host.clone(), &config.kubernetes, confinement);
+    let registry = Arc::new(Mutex::new(registry));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
@@ -126,6 +127,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         release: Arc::clone(&release),
         gate: Arc::clone(&gate),
         registry,
+        kubernetes: config.kubernetes.clone(),
         libraries,
         budget: Budget::new(budget::Rules { share, shed_for, pair }),
         orders,

@@ -1,5 +1,5 @@
 //! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/incidents, /api/v1/kills, /api/v1/risk,
-//! /api/v1/recording.
+//! /api/v1/holders, /api/v1/recording.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
 mod auth;
@@ -67,6 +67,7 @@ pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
         .route("/api/v1/incidents", get(incidents))
         .route("/api/v1/kills", get(kills))
         .route("/api/v1/risk", get(risk))
+        .route("/api/v1/holders", get(holders))
         .route(record::PATH, get(recording))
         .with_state(shared)
         .layer(middleware::from_fn_with_state(Arc::clone(gate), gate::admit))
@@ -116,6 +117,19 @@ async fn status(State(Shared { published, .. }): State<Shared>) -> Response {
 async fn risk(State(Shared { published, .. }): State<Shared>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     Json(&view.risk).into_response()
+}
+
+/// Processes that hold memory and do nothing, the most bytes first.
+async fn holders(State(Shared { published, .. }): State<Shared>) -> Response {
+    let Some(view) = published.load_full() else { return not_yet() };
+    let rows = view.holders.idle.iter().map(|holder| {
+        json!({
+            "pid": holder.pid, "tenant": holder.tenant.name, "container": holder.tenant.container,
+            "gpu": holder.gpu.as_str(), "bytes": holder.bytes, "idle_seconds": holder.idle_seconds,
+        })
+    });
+    let rows: Vec<Value> = rows.collect();
+    Json(json!({ "idle_after_seconds": view.holders.after_seconds, "holders": rows })).into_response()
 }
 
 /// A recording, for as long as the reader reads.

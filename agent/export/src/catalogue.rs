@@ -309,6 +309,23 @@ pub(crate) mod attributes {
         "`exhausted` (an allocation failed within the horizon), `spared`",
     );
 
+    pub(crate) const GRANT: Attribute = always(
+        "cotenant.gpu.grant",
+        "grant",
+        "`used`, `idle` (granted, not used), `allocation_mismatch` (used, another GPU is granted), `none` (used, nothing \
+         is granted), `stale` (the pod is gone), `reservation` (held for others)",
+    );
+    pub(crate) const RESOURCE: Attribute = always(
+        "k8s.resource.name",
+        "resource",
+        "the name that the device plugin gave, such as `nvidia.com/gpu`",
+    );
+    pub(crate) const REQUEST_SOURCE: Attribute = always(
+        "cotenant.gpu.request.source",
+        "source",
+        "`device` (the whole device was granted), `hami`, `kai_memory`, `kai_fraction`, `gpushare` (annotations)",
+    );
+
     pub(crate) const LOSS_REASON: Attribute =
         always("cotenant.loss.reason", "reason", "why, such as `pointer_map_full` or `ring_full`");
     pub(crate) const NOTE: Attribute =

@@ -7,6 +7,7 @@ pub mod error;
 pub mod excess;
 pub mod explain;
 pub mod grant;
+pub mod idle;
 pub mod ids;
 pub mod incident;
 pub mod kill;

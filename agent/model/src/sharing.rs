@@ -115,7 +115,8 @@ pub fn granted(grants: &[Grant]) -> BTreeMap<GpuId, Granted> {
     let mut granted = BTreeMap::new();
     for grant in grants.iter().filter(|grant| !grant.is_reservation()) {
         let shared = match Resource::parse(&grant.resource, &[]) {
-            Some(Resource::Shared) => true,
+            // Memory in parts is asked of a GPU that others may be on.
+            Some(Resource::Shared | Resource::Memory) => true,
             Some(Resource::Mig { shared, .. }) => shared,
             Some(Resource::Gpu) | None => false,
         };

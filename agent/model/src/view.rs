@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use crate::blame::{Edge, Share};
 use crate::device::{Absence, CallCost, GpuSample, LibraryFacts, Reading};
 use crate::excess::Excess;
+use crate::grant::GrantsView;
+use crate::idle::HoldersView;
 use crate::incident::Kind;
 use crate::kill::Scope;
 use crate::risk::Forecast;
@@ -29,6 +31,10 @@ pub struct View {
     pub events: EventsView,
     /// What is to be expected of the GPUs' memory.
     pub risk: Forecast,
+    /// What a scheduler granted, beside what is used.
+    pub grants: GrantsView,
+    /// Who holds memory and does nothing with it.
+    pub holders: HoldersView,
     pub agent: AgentView,
 }
 

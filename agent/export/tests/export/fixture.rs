@@ -9,6 +9,10 @@ use cotenant_export::{Format, Row, encode, otlp::Exemplars, rows};
 use cotenant_model::blame::{Edge, Share};
 use cotenant_model::device::{CallCost, ComputeMode, DeviceMemory, LibraryFacts};
 use cotenant_model::excess::Excess;
+use cotenant_model::grant::{
+    GrantsView, RequestRow, RequestSource, ShareRow, SourceView, Standing, StandingRow,
+};
+use cotenant_model::idle::{HoldersView, IdleHolder};
 use cotenant_model::incident::Kind;
 use cotenant_model::kill::Scope;
 use cotenant_model::risk::{
@@ -262,10 +266,57 @@ fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
     Forecast { at: Duration::from_secs(100), gpus: gpus.collect() }
 }
 
+/// Every pod was granted the first GPU and asked for half of what it holds; the first tenant lies idle on it.
+fn grants(tenants: &[TenantView]) -> GrantsView {
+    let pods = || tenants.iter().map(|view| view.tenant.clone()).filter(|of| of.kind == TenantKind::Pod);
+    let share =
+        |tenant| ShareRow { tenant, gpu: Some(gpu_id(0)), resource: "nvidia.com/gpu".to_owned(), shares: 2 };
+    let standing = |tenant| StandingRow {
+        tenant,
+        gpu: gpu_id(0),
+        standing: Ok(Standing::GrantedAndUsed),
+        bytes: None,
+        idle_seconds: Some(3.5),
+    };
+    let request = |tenant: Tenant| RequestRow {
+        tenant: Tenant { container: None, ..tenant },
+        gpu: gpu_id(0),
+        source: RequestSource::KaiMemory,
+        bytes: 50 * MIB,
+        over: Some(50 * MIB),
+    };
+    let source = |name| SourceView { name, errors: 2, age_seconds: Some(1.5) };
+    GrantsView {
+        shares: pods().map(share).collect(),
+        standings: pods().map(standing).collect(),
+        requests: pods().map(request).collect(),
+        stale: Some(1),
+        unread_ids: 0,
+        sources: ["podresources", "runtime"].map(source).into(),
+    }
+}
+
+fn holders(tenants: &[TenantView]) -> HoldersView {
+    let on = |view: &TenantView| (view.tenant.clone(), gpu_id(0));
+    let idle = |view: &TenantView| IdleHolder {
+        pid: 4242,
+        tenant: view.tenant.clone(),
+        gpu: gpu_id(0),
+        bytes: 100 * MIB,
+        idle_seconds: 900.5,
+    };
+    HoldersView {
+        after_seconds: 600.0,
+        idle: tenants.iter().take(1).map(idle).collect(),
+        judged: tenants.iter().map(on).collect(),
+    }
+}
+
 pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
     let blame = blame(&tenants);
     let events = events(&tenants);
     let risk = risk(&gpus, &tenants);
+    let (grants, holders) = (grants(&tenants), holders(&tenants));
     View {
         taken_unix: 1_796_000_000.0,
         started_unix: 1_795_990_000.0,
@@ -274,6 +325,8 @@ pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
         blame,
         events,
         risk,
+        grants,
+        holders,
         agent: agent(),
     }
 }
