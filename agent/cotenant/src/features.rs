@@ -2,7 +2,7 @@
 //! Refuses to fail the start for one missing facility: each costs its own feature only.
 
 use cotenant_host::Host;
-use cotenant_kernel::{Boundary, ExitRule, HostFacts, Kernel, Plan, TaskOffsets, Waits};
+use cotenant_kernel::{Boundary, ExitRule, FLOOR, HostFacts, Kernel, Plan, TaskOffsets, Waits};
 use cotenant_model::view::{Feature, FeatureState};
 
 use crate::discovery::chain;
@@ -71,12 +71,37 @@ fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
 }
 
 /// The state of everything that was planned, after the attempt.
-pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
+pub(crate) fn kernel(facts: &HostFacts, plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
     let failed = |name: &str| {
         kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| chain(error))
     };
-    let mut features = vec![feature("allocation_probes", FeatureState::Active, String::new())];
+    // What only serves a traced call has nothing to do where there is none.
+    let idle = (!plan.probes || failed("allocation_probes").is_some())
+        .then_some("it serves allocation_probes, which this kernel does not take");
+    let mut features = vec![match (failed("allocation_probes"), failed("multi_uprobes")) {
+        _ if !plan.probes => feature(
+            "allocation_probes",
+            FeatureState::Unsupported,
+            format!(
+                "Linux {}.{} is too old: probes on libraries need {}.{} (bpf_get_attach_cookie); allocations are not \
+                 seen, NVML's figures and kills only",
+                facts.kernel.0, facts.kernel.1, FLOOR.0, FLOOR.1
+            ),
+        ),
+        (Some(reason), _) => feature(
+            "allocation_probes",
+            FeatureState::Broken,
+            format!("on Linux {}.{}: {reason}", facts.kernel.0, facts.kernel.1),
+        ),
+        (None, Some(reason)) => feature(
+            "allocation_probes",
+            FeatureState::Degraded,
+            format!("each symbol has a link of its own, and letting a library go takes seconds: {reason}"),
+        ),
+        (None, None) => feature("allocation_probes", FeatureState::Active, String::new()),
+    }];
     features.push(match (failed("boundary"), plan.boundary) {
+        _ if let Some(idle) = idle => feature("gpu_boundary", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
         (None, Boundary::ContextOnly) => feature(
             "gpu_boundary",
@@ -96,6 +121,7 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
         (None, _) => feature("process_life", FeatureState::Active, String::new()),
     });
     features.push(match (failed("unmap_return"), plan.unmap) {
+        _ if let Some(idle) = idle => feature("vmm_unmap", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("vmm_unmap", FeatureState::Broken, reason),
         (None, false) => feature(
             "vmm_unmap",
@@ -107,6 +133,7 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
     });
     let hooks = ["sched_switch", "sched_waking"].iter().find_map(|name| failed(name));
     features.push(match (hooks, plan.waits) {
+        _ if let Some(idle) = idle => feature("waits", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("waits", FeatureState::Broken, reason),
         (None, None) => feature(
             "waits",
@@ -126,6 +153,7 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
     });
     let contention = ["contention_begin", "contention_end"].iter().find_map(|name| failed(name));
     features.push(match (contention, plan.waits) {
+        _ if let Some(idle) = idle => feature("lock_mode", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("lock_mode", FeatureState::Broken, reason),
         (None, Some(Waits { contention: true, .. })) => {
             feature("lock_mode", FeatureState::Active, String::new())

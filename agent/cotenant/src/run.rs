@@ -63,7 +63,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let plan = decide(&facts, choices);
     let kernel = match start(&plan, sizes(config), std::process::id()) {
         Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel));
+            features.extend(features::kernel(&facts, &plan, &kernel));
             Some(kernel)
         }
         Err(error) => {

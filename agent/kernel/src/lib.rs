@@ -17,7 +17,7 @@ mod watch;
 pub use attach::{Attached, LibraryId, Probes};
 pub use error::KernelError;
 pub use load::{Kernel, MapSizes, object, start};
-pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, TaskOffsets, Waits, decide};
+pub use plan::{Boundary, Choices, ExitRule, FLOOR, HostFacts, Plan, TaskOffsets, Waits, decide};
 pub use read::Reader;
 pub use reports::Report;
 pub use watch::{Happening, Watcher};

@@ -111,7 +111,7 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
             }
         }
     }
-    let multi = if plan.multi {
+    let multi = if plan.probes && plan.multi {
         match Multi::load(OBJECT, &ebpf, crate::attach::PROGRAMS) {
             Ok(multi) => Some(multi),
             Err(error) => {
@@ -126,8 +126,13 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
     let reader = Reader::take(&mut ebpf, &entries)?;
     let watcher = Watcher::open(events)?;
     let mut probes = Probes::new(ebpf, multi);
-    if !probes.links_many() {
-        probes.load_single(plan.unmap, &mut missing)?;
+    if !plan.probes {
+        probes.refuse();
+    } else if !probes.links_many()
+        && let Err(error) = probes.load_single(plan.unmap, &mut missing)
+    {
+        probes.refuse();
+        missing.push(("allocation_probes", error));
     }
     Ok(Kernel { reader, probes, watcher, missing })
 }
@@ -186,7 +191,7 @@ fn tracepoint(
     event: &str,
 ) -> Result<(), KernelError> {
     let program: &mut TracePoint = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(category, event).map_err(|source| KernelError::Attach {
         name,
         target: format!("{category}:{event}"),
@@ -197,14 +202,14 @@ fn tracepoint(
 
 fn raw_tracepoint(ebpf: &mut aya::Ebpf, name: &'static str) -> Result<(), KernelError> {
     let program: &mut RawTracePoint = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(name).map_err(|source| KernelError::Attach { name, target: name.to_owned(), source })?;
     Ok(())
 }
 
 fn kprobe(ebpf: &mut aya::Ebpf, name: &'static str, symbol: &str) -> Result<(), KernelError> {
     let program: &mut KProbe = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(symbol, 0).map_err(|source| KernelError::Attach {
         name,
         target: symbol.to_owned(),

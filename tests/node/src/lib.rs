@@ -270,6 +270,9 @@ impl Drop for Agent {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
+        if let Some(kept) = std::env::var_os("COTENANT_KEEP_LOG") {
+            let _ = fs::copy(&self.log, kept);
+        }
     }
 }
 
