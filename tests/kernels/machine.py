@@ -91,16 +91,16 @@ def read(lines):
     return report
 
 
-def libraries(program, root=None):
+def libraries(program):
     """What a program loads, its loader included."""
     text = subprocess.run(["ldd", program], text=True, capture_output=True, check=True).stdout
     words = (word for line in text.splitlines() for word in line.split())
     return {pathlib.Path(word) for word in words if word.startswith("/")}
 
 
-def base(artefacts, tests, place):
+def base(architecture, artefacts, tests, place):
     """The part of the initramfs that every kernel shares."""
-    root = place / "root"
+    root = place / f"root-{architecture}"
     shutil.rmtree(root, ignore_errors=True)
     for directory in ("bin", "dev", "proc", "sys", "tmp", "opt/deps", "lib64", "etc"):
         (root / directory).mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def base(artefacts, tests, place):
         copy = root / str(library).lstrip("/")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, copy)
-    archive = place / "base.cpio.gz"
+    archive = place / f"base-{architecture}.cpio.gz"
     archive.write_bytes(gzip.compress(cpio(root), compresslevel=1))
     return archive
 
@@ -161,13 +161,17 @@ def run(kernel, shared, module, plan, place, limit):
     except subprocess.TimeoutExpired:
         machine.kill()
         _, complaint = machine.communicate()
-    lines = console.read_text(errors="replace").splitlines() if console.exists() else []
-    report = read(lines)
+    report = read_console(place)
     report.wall = time.monotonic() - begun
     if complaint:
         print(complaint.decode(errors="replace"), end="")
     initramfs.unlink(missing_ok=True)
     return report
+
+
+def read_console(place):
+    console = place / "console.log"
+    return read(console.read_text(errors="replace").splitlines() if console.exists() else [])
 
 
 def available():

@@ -10,9 +10,10 @@ import packages
 SOURCE = packages.ROOT / "tests" / "kernels" / "uvm.c"
 ARCH = {"amd64": "x86", "arm64": "arm64"}
 COMPILER = {"amd64": "gcc", "arm64": "aarch64-linux-gnu-gcc"}
+# A function that ftrace does not know of takes no kprobe either: it is compiled to be traced, as kbuild does it.
 FLAGS = {
     "amd64": "-m64 -mno-sse -mno-mmx -mno-sse2 -mno-3dnow -mno-avx -mno-80387 -mno-red-zone -mcmodel=kernel "
-    "-fcf-protection=none -falign-functions=16",
+    "-fcf-protection=none -falign-functions=16 -pg -mfentry -mrecord-mcount",
     "arm64": "-mgeneral-regs-only -mabi=lp64 -mno-outline-atomics",
 }
 # Of newer compilers than this machine's.

@@ -84,7 +84,7 @@ pub(crate) fn kernel(facts: &HostFacts, plan: &Plan, kernel: &Kernel) -> Vec<Fea
             FeatureState::Unsupported,
             format!(
                 "Linux {}.{} is too old: probes on libraries need {}.{} (bpf_get_attach_cookie); allocations are not \
-                 seen, NVML's figures and kills only",
+                 seen, only NVML's figures are there",
                 facts.kernel.0, facts.kernel.1, FLOOR.0, FLOOR.1
             ),
         ),
@@ -103,6 +103,14 @@ pub(crate) fn kernel(facts: &HostFacts, plan: &Plan, kernel: &Kernel) -> Vec<Fea
     features.push(match (failed("boundary"), plan.boundary) {
         _ if let Some(idle) = idle => feature("gpu_boundary", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
+        (None, _) if let Some(reason) = failed("uvm_kprobe") => feature(
+            "gpu_boundary",
+            FeatureState::Degraded,
+            format!(
+                "{} instead, which every ioctl of the host passes: {reason}",
+                Boundary::SyscallTracepoint.as_str()
+            ),
+        ),
         (None, Boundary::ContextOnly) => feature(
             "gpu_boundary",
             FeatureState::Degraded,
@@ -112,6 +120,7 @@ pub(crate) fn kernel(facts: &HostFacts, plan: &Plan, kernel: &Kernel) -> Vec<Fea
         (None, boundary) => feature("gpu_boundary", FeatureState::Active, boundary.as_str().into()),
     });
     features.push(match (failed("process_exit").or_else(|| failed("process_exec")), plan.exit) {
+        _ if let Some(idle) = idle => feature("process_life", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("process_life", FeatureState::Broken, reason),
         (None, ExitRule::Leader) => feature(
             "process_life",
@@ -164,7 +173,8 @@ pub(crate) fn kernel(facts: &HostFacts, plan: &Plan, kernel: &Kernel) -> Vec<Fea
             "no lock:contention_begin (Linux 5.19): readers and writers of a lock are not told apart".into(),
         ),
     });
-    features.push(match (failed("mark_victim"), plan.kills) {
+    // A victim is reported when it exits.
+    features.push(match (failed("mark_victim").or_else(|| failed("process_exit")), plan.kills) {
         (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
         (None, None) => feature(
             "oom_kills",

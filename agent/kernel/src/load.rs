@@ -88,11 +88,19 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
             missing.push((name, error));
         }
     }
-    let boundary = match plan.boundary {
+    let mut boundary = match plan.boundary {
         Boundary::Kprobe => kprobe(&mut ebpf, "uvm_ioctl", "uvm_unlocked_ioctl_entry"),
         Boundary::SyscallTracepoint => tracepoint(&mut ebpf, "ioctl_enter", "syscalls", "sys_enter_ioctl"),
         Boundary::ContextOnly => Ok(()),
     };
+    // A module that was built without function tracing has the symbol, and the kernel takes no kprobe on it.
+    if plan.boundary == Boundary::Kprobe
+        && plan.boundary_else
+        && let Err(error) = boundary
+    {
+        boundary = tracepoint(&mut ebpf, "ioctl_enter", "syscalls", "sys_enter_ioctl");
+        missing.push(("uvm_kprobe", error));
+    }
     if let Err(error) = boundary {
         missing.push(("boundary", error));
     }

@@ -108,6 +108,8 @@ impl ExitRule {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub boundary: Boundary,
+    /// The tracepoint may serve where the kprobe turns out not to.
+    pub boundary_else: bool,
     pub exit: ExitRule,
     /// Uprobes carry cookies. Without them nothing that serves a traced call is attached either.
     pub probes: bool,
@@ -123,11 +125,12 @@ pub struct Plan {
 
 pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
     let probes = facts.kernel >= FLOOR;
+    let tracepoint = facts.ioctl_tracepoint && choices.syscall_tracepoint;
     let boundary = if !probes {
         Boundary::ContextOnly
     } else if facts.kprobes && facts.uvm_symbol {
         Boundary::Kprobe
-    } else if facts.ioctl_tracepoint && choices.syscall_tracepoint {
+    } else if tracepoint {
         Boundary::SyscallTracepoint
     } else {
         Boundary::ContextOnly
@@ -145,6 +148,7 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
     });
     Plan {
         boundary,
+        boundary_else: boundary == Boundary::Kprobe && tracepoint,
         exit,
         probes,
         unmap: facts.kernel >= (5, 17),
@@ -178,7 +182,10 @@ mod tests {
 
     #[test]
     fn a_kprobe_is_preferred_because_it_costs_other_system_calls_nothing() {
-        assert_eq!(decide(&facts(), ALLOWED).boundary, Boundary::Kprobe);
+        let plan = decide(&facts(), ALLOWED);
+        assert_eq!((plan.boundary, plan.boundary_else), (Boundary::Kprobe, true));
+        let forbidden = decide(&facts(), Choices { syscall_tracepoint: false, ..ALLOWED });
+        assert_eq!((forbidden.boundary, forbidden.boundary_else), (Boundary::Kprobe, false));
     }
 
     #[test]
