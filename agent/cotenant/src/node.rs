@@ -28,6 +28,7 @@ use crate::{
     discovery::chain,
     events::{Events, Tick},
     features::feature,
+    paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -45,6 +46,7 @@ pub(crate) struct Ticker {
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
+    pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
@@ -241,6 +243,7 @@ impl Ticker {
             holder_candidates: Vec::new(),
             probe_cost_seconds: None,
             otlp: self.events.voice.view(),
+            alert_pushes: self.pushes.view(),
         }
     }
 
