@@ -60,7 +60,8 @@ wanted_packages() {
     links_for_bpf || echo "llvm-$LLVM-dev" "libpolly-$LLVM-dev" g++
     if [ "$KERNELS" = yes ]; then
         has qemu-system-x86_64 || echo qemu-system-x86
-        has busybox && busybox --list 2>/dev/null | grep -qx insmod || echo busybox-static
+        # It goes into the machines alone, without a library.
+        has busybox && ! ldd "$(command -v busybox)" >/dev/null 2>&1 || echo busybox-static
         has cpio || echo cpio
         has nm || echo binutils
         has gcc || echo gcc libc6-dev

@@ -1,9 +1,10 @@
 #!/bin/busybox sh
+# shellcheck shell=dash
 # The first process of a virtual machine of tests/kernels: mounts what a node has, runs what /plan says, and turns off.
 # Lines that begin with @ are results (machine.py reads them); the rest is for whoever reads the console.
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/tmp TMPDIR=/tmp RUST_BACKTRACE=0 NO_COLOR=1
-# A tick of the agent takes seconds here.
+# A tick of the agent takes seconds here, its start up to a minute.
 export COTENANT_SLOW_HOST=8
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys

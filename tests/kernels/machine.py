@@ -16,6 +16,8 @@ SOURCE = packages.ROOT / "tests" / "kernels"
 # Debug programs, their libraries and what tenants may use; the rest is the limit of a memory cgroup.
 MEMORY = "2048"
 PROCESSORS = "2"
+# Of the kernel's own messages on the console; 7 to see why a machine hangs.
+LOUDNESS = os.environ.get("KERNELS_LOUDNESS", "1")
 MACHINES = {
     "amd64": ["qemu-system-x86_64", "-machine", "q35", "-cpu", "max"],
     "arm64": ["qemu-system-aarch64", "-machine", "virt", "-cpu", "max,pauth-impdef=on"],
@@ -152,7 +154,8 @@ def run(kernel, shared, module, plan, place, limit):
     command = [
         *MACHINES[architecture], "-accel", "tcg,thread=multi", "-m", MEMORY, "-smp", PROCESSORS, "-nodefaults",
         "-display", "none", "-no-reboot", "-serial", f"file:{console}", "-kernel", kernel.image, "-initrd", initramfs,
-        "-append", f"console={CONSOLE[architecture]} loglevel=1 panic=-1 random.trust_cpu=on",
+        "-append", f"console={CONSOLE[architecture]} loglevel={LOUDNESS} panic=-1 random.trust_cpu=on "
+        "softlockup_all_cpu_backtrace=1",
     ]  # fmt: skip
     begun = time.monotonic()
     machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

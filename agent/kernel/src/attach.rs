@@ -107,7 +107,15 @@ impl Probes {
             .name("detach".to_owned())
             .spawn(move || queue.into_iter().for_each(drop))
             .ok();
-        Self { ebpf, multi, single: false, refused: false, holds: BTreeMap::new(), drops: Some(drops), dropper }
+        Self {
+            ebpf,
+            multi,
+            single: false,
+            refused: false,
+            holds: BTreeMap::new(),
+            drops: Some(drops),
+            dropper,
+        }
     }
 
     /// Nothing will be attached: why is in [`crate::Kernel::missing`], or in the plan.

@@ -105,6 +105,7 @@ impl ExitRule {
     }
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "each is used or not, for itself")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub boundary: Boundary,

@@ -10,6 +10,7 @@ use cotenant_model::Operation;
 use cotenant_node::{
     Agent, Cgroup, SimulatedNode, Tenant, losses,
     scrape::Scrape,
+    slowness,
     waits::{SYMBOLS, WaitTruth},
 };
 use cotenant_sim_state::{NodeConfig, truth::Class};
@@ -19,8 +20,7 @@ const WAIT: &str = "cotenant_gpu_driver_wait_seconds_total";
 const EXCESS: &str = "cotenant_gpu_contention_excess_seconds_total";
 /// Some ticks of 200 ms, on a busy machine. An emulated one (tests/kernels) asks for more: a tick takes seconds there.
 fn settling() -> Duration {
-    let times = std::env::var("COTENANT_SLOW_HOST").ok().and_then(|times| times.parse().ok());
-    Duration::from_millis(1_200) * times.unwrap_or(1)
+    Duration::from_millis(1_200) * slowness()
 }
 /// Of the true wait, on its true culprit and in its class.
 const RIGHT: f64 = 0.95;
