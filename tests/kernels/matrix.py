@@ -144,6 +144,8 @@ def try_kernel(row, shared):
         outcome.skipped = str(gone)
         return outcome
     place = kept(row)
+    # Also for a run that is ended from outside: its console is there.
+    keep(outcome)
     print(f"{row.name}: Linux {kernel.version} ({image.name})", flush=True)
     outcome.report = machine.run(kernel, shared, ours, plan(row, ours is not None), place, LIMIT)
     outcome.wrong = judge(row, outcome.report, ours is not None)
@@ -217,8 +219,8 @@ def page(outcomes):
             continue
         for hidden, features in sorted(outcome.report.features.items()):
             for name, (state, reason) in features.items():
-                # There is no NVML beside the agent by itself, and OTLP is off by default.
-                if state != "active" and name not in ("nvml", "otlp"):
+                # There is no NVML beside the agent by itself.
+                if state not in ("active", "disabled") and name != "nvml":
                     where = f" without {hidden}" if hidden else ""
                     lines.append(f"- {outcome.report.release}{where}: `{name}` {state}: {reason}")
         if outcome.moduleless:
