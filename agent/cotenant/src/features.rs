@@ -6,8 +6,8 @@ use std::path::Path;
 use cotenant_device::Hearing;
 use cotenant_host::{Host, Rights};
 use cotenant_kernel::{
-    Boundary, Calibration, ExitRule, HostFacts, Kernel, Plan, Probes, Site, TaskOffsets, Waits, XidOffsets,
-    calibrate, site,
+    Boundary, Calibration, ExitRule, FLOOR, HostFacts, Kernel, Plan, Probes, Site, TaskOffsets, Waits,
+    XidOffsets, calibrate, site,
 };
 use cotenant_model::{
     Absence,
@@ -159,14 +159,53 @@ fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
 /// The state of everything that was planned, after the attempt.
 ///
 /// Without `traced`, what looks unsupported may only be hidden: tracefs was not to be read.
-pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool) -> Vec<Feature> {
+pub(crate) fn kernel(
+    facts: &HostFacts,
+    plan: &Plan,
+    kernel: &Kernel,
+    rights: &Rights,
+    traced: bool,
+) -> Vec<Feature> {
     let failed = |name: &str| {
         kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| told(error, rights))
     };
+    // What only serves a traced call has nothing to do where there is none.
+    let idle = (!plan.probes || failed("allocation_probes").is_some())
+        .then_some("it serves allocation_probes, which this kernel does not take");
+    let mut features = vec![match (failed("allocation_probes"), failed("multi_uprobes")) {
+        _ if !plan.probes => feature(
+            "allocation_probes",
+            FeatureState::Unsupported,
+            format!(
+                "Linux {}.{} is too old: probes on libraries need {}.{} (bpf_get_attach_cookie); allocations are not \
+                 seen, only NVML's figures are there",
+                facts.kernel.0, facts.kernel.1, FLOOR.0, FLOOR.1
+            ),
+        ),
+        (Some(reason), _) => feature(
+            "allocation_probes",
+            FeatureState::Broken,
+            format!("on Linux {}.{}: {reason}", facts.kernel.0, facts.kernel.1),
+        ),
+        (None, Some(reason)) => feature(
+            "allocation_probes",
+            FeatureState::Degraded,
+            format!("each symbol has a link of its own, and letting a library go takes seconds: {reason}"),
+        ),
+        (None, None) => feature("allocation_probes", FeatureState::Active, String::new()),
+    }];
     let hidden = "tracefs cannot be read (see the feature tracefs)";
-    let mut features = vec![feature("allocation_probes", FeatureState::Active, String::new())];
     features.push(match (failed("boundary"), plan.boundary) {
+        _ if let Some(idle) = idle => feature("gpu_boundary", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
+        (None, _) if let Some(reason) = failed("uvm_kprobe") => feature(
+            "gpu_boundary",
+            FeatureState::Degraded,
+            format!(
+                "{} instead, which every ioctl of the host passes: {reason}",
+                Boundary::SyscallTracepoint.as_str()
+            ),
+        ),
         (None, Boundary::ContextOnly) if !traced => feature(
             "gpu_boundary",
             FeatureState::Degraded,
@@ -181,6 +220,7 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
         (None, boundary) => feature("gpu_boundary", FeatureState::Active, boundary.as_str().into()),
     });
     features.push(match (failed("process_exit").or_else(|| failed("process_exec")), plan.exit) {
+        _ if let Some(idle) = idle => feature("process_life", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) if !traced => {
             feature("process_life", FeatureState::Broken, format!("{hidden}: {reason}"))
         }
@@ -193,6 +233,7 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
         (None, _) => feature("process_life", FeatureState::Active, String::new()),
     });
     features.push(match (failed("unmap_return"), plan.unmap) {
+        _ if let Some(idle) = idle => feature("vmm_unmap", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("vmm_unmap", FeatureState::Broken, reason),
         (None, false) => feature(
             "vmm_unmap",
@@ -204,6 +245,7 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
     });
     let hooks = ["sched_switch", "sched_waking"].iter().find_map(|name| failed(name));
     features.push(match (hooks, plan.waits) {
+        _ if let Some(idle) = idle => feature("waits", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("waits", FeatureState::Broken, reason),
         (None, None) => feature(
             "waits",
@@ -223,6 +265,7 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
     });
     let contention = ["contention_begin", "contention_end"].iter().find_map(|name| failed(name));
     features.push(match (contention, plan.waits) {
+        _ if let Some(idle) = idle => feature("lock_mode", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("lock_mode", FeatureState::Broken, reason),
         (None, Some(Waits { contention: true, .. })) => {
             feature("lock_mode", FeatureState::Active, String::new())
@@ -238,7 +281,8 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
             "no lock:contention_begin (Linux 5.19): readers and writers of a lock are not told apart".into(),
         ),
     });
-    features.push(match (failed("mark_victim"), plan.kills) {
+    // A victim is reported when it exits.
+    features.push(match (failed("mark_victim").or_else(|| failed("process_exit")), plan.kills) {
         (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
         (None, None) if !traced => {
             feature("oom_kills", FeatureState::Broken, format!("{hidden}: kills for memory are not seen"))

@@ -197,7 +197,7 @@ fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Vec<Fea
     let plan = decide(&facts, choices);
     match start(&plan, sizes(config), std::process::id()) {
         Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel, held, traced));
+            features.extend(features::kernel(&facts, &plan, &kernel, held, traced));
             (Some(kernel), features)
         }
         Err(error) => {

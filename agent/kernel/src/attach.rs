@@ -113,6 +113,8 @@ pub struct Probes {
     multi: Option<Multi>,
     /// The programs for single links are loaded.
     single: bool,
+    /// This kernel does not take the programs; asking it again for each library would take it seconds.
+    refused: bool,
     holds: BTreeMap<(LibraryId, Group), Vec<Hold>>,
     /// Closing waits for the kernel: a thread of its own does it.
     drops: Option<mpsc::Sender<Vec<Hold>>>,
@@ -138,7 +140,20 @@ impl Probes {
                 queue.into_iter().for_each(drop);
             })
             .ok();
-        Self { ebpf, multi, single: false, holds: BTreeMap::new(), drops: Some(drops), dropper }
+        Self {
+            ebpf,
+            multi,
+            single: false,
+            refused: false,
+            holds: BTreeMap::new(),
+            drops: Some(drops),
+            dropper,
+        }
+    }
+
+    /// Nothing will be attached: why is in [`crate::Kernel::missing`], or in the plan.
+    pub(crate) fn refuse(&mut self) {
+        self.refused = true;
     }
 
     /// Whether one link holds many symbols here: then letting go takes milliseconds, not seconds.
@@ -157,6 +172,10 @@ impl Probes {
         groups: &[Group],
     ) -> Attached {
         let mut outcome = Attached::default();
+        if self.refused {
+            outcome.failed.push(("every symbol", KernelError::NoProbes));
+            return outcome;
+        }
         let mut seen = HashSet::new();
         let mut targets = Vec::new();
         for &(row, offset) in offsets {
@@ -220,7 +239,7 @@ impl Probes {
                 continue;
             }
             let program: &mut UProbe = program(&mut self.ebpf, name)?;
-            match program.load().map_err(|source| KernelError::Program { name, source }) {
+            match program.load().map_err(|error| KernelError::refusal(name, error)) {
                 Ok(()) => {}
                 Err(error) if optional => missing.push((name, error)),
                 Err(error) => return Err(error),

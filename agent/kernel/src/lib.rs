@@ -21,7 +21,7 @@ pub use attach::{Attached, Group, LibraryId, Probes};
 pub use calibrate::{Calibration, Site, calibrate, site};
 pub use error::KernelError;
 pub use load::{Kernel, MapSizes, object, start};
-pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, TaskOffsets, Waits, XidOffsets, decide};
+pub use plan::{Boundary, Choices, ExitRule, FLOOR, HostFacts, Plan, TaskOffsets, Waits, XidOffsets, decide};
 pub use read::Reader;
 pub use reports::Report;
 pub use watch::{Happening, Watcher};

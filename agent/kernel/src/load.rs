@@ -107,11 +107,19 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
             missing.push((name, error));
         }
     }
-    let boundary = match plan.boundary {
+    let mut boundary = match plan.boundary {
         Boundary::Kprobe => kprobe(&mut ebpf, "uvm_ioctl", "uvm_unlocked_ioctl_entry"),
         Boundary::SyscallTracepoint => tracepoint(&mut ebpf, "ioctl_enter", "syscalls", "sys_enter_ioctl"),
         Boundary::ContextOnly => Ok(()),
     };
+    // A module that was built without function tracing has the symbol, and the kernel takes no kprobe on it.
+    if plan.boundary == Boundary::Kprobe
+        && plan.boundary_else
+        && let Err(error) = boundary
+    {
+        boundary = tracepoint(&mut ebpf, "ioctl_enter", "syscalls", "sys_enter_ioctl");
+        missing.push(("uvm_kprobe", error));
+    }
     if let Err(error) = boundary {
         missing.push(("boundary", error));
     }
@@ -135,7 +143,7 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
             }
         }
     }
-    let multi = if plan.multi {
+    let multi = if plan.probes && plan.multi {
         match Multi::load(OBJECT, &ebpf, crate::attach::PROGRAMS) {
             Ok(multi) => Some(multi),
             Err(error) => {
@@ -150,8 +158,13 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
     let reader = Reader::take(&mut ebpf, &entries, sizes)?;
     let watcher = Watcher::open(events)?;
     let mut probes = Probes::new(ebpf, multi);
-    if !probes.links_many() {
-        probes.load_single(plan.unmap, &mut missing)?;
+    if !plan.probes {
+        probes.refuse();
+    } else if !probes.links_many()
+        && let Err(error) = probes.load_single(plan.unmap, &mut missing)
+    {
+        probes.refuse();
+        missing.push(("allocation_probes", error));
     }
     Ok(Kernel { reader, probes, watcher, missing })
 }
@@ -222,7 +235,7 @@ fn tracepoint(
     event: &str,
 ) -> Result<(), KernelError> {
     let program: &mut TracePoint = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(category, event).map_err(|source| KernelError::Attach {
         name,
         target: format!("{category}:{event}"),
@@ -233,14 +246,14 @@ fn tracepoint(
 
 fn raw_tracepoint(ebpf: &mut aya::Ebpf, name: &'static str) -> Result<(), KernelError> {
     let program: &mut RawTracePoint = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(name).map_err(|source| KernelError::Attach { name, target: name.to_owned(), source })?;
     Ok(())
 }
 
 fn kprobe(ebpf: &mut aya::Ebpf, name: &'static str, symbol: &str) -> Result<(), KernelError> {
     let program: &mut KProbe = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(symbol, 0).map_err(|source| KernelError::Attach {
         name,
         target: symbol.to_owned(),

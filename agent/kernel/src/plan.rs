@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use cotenant_abi::{EXIT_BY_FIELD, EXIT_BY_LEADER, EXIT_BY_SIGNAL_LIVE};
 
+/// `bpf_get_attach_cookie` for uprobes.
+pub const FLOOR: (u32, u32) = (5, 15);
+
 /// What the host offers, read by the `host` room.
 #[allow(clippy::struct_excessive_bools, reason = "facilities that are there or not, each for itself")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,10 +114,15 @@ impl ExitRule {
     }
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "each is used or not, for itself")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub boundary: Boundary,
+    /// The tracepoint may serve where the kprobe turns out not to.
+    pub boundary_else: bool,
     pub exit: ExitRule,
+    /// Uprobes carry cookies. Without them nothing that serves a traced call is attached either.
+    pub probes: bool,
     /// `cuMemUnmap` spans need `bpf_loop`.
     pub unmap: bool,
     /// One link holds every symbol of a library that one program serves.
@@ -128,9 +136,13 @@ pub struct Plan {
 }
 
 pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
-    let boundary = if facts.kprobes && facts.uvm_symbol {
+    let probes = facts.kernel >= FLOOR;
+    let tracepoint = facts.ioctl_tracepoint && choices.syscall_tracepoint;
+    let boundary = if !probes {
+        Boundary::ContextOnly
+    } else if facts.kprobes && facts.uvm_symbol {
         Boundary::Kprobe
-    } else if facts.ioctl_tracepoint && choices.syscall_tracepoint {
+    } else if tracepoint {
         Boundary::SyscallTracepoint
     } else {
         Boundary::ContextOnly
@@ -140,7 +152,7 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
         (None, Some((signal, live))) => ExitRule::SignalLive { signal, live },
         (None, None) => ExitRule::Leader,
     };
-    let waits = facts.task.filter(|_| choices.waits).map(|task| Waits {
+    let waits = facts.task.filter(|_| probes && choices.waits).map(|task| Waits {
         task,
         state_argument: facts.kernel >= (5, 18),
         interrupts: facts.interrupts,
@@ -148,7 +160,9 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
     });
     Plan {
         boundary,
+        boundary_else: boundary == Boundary::Kprobe && tracepoint,
         exit,
+        probes,
         unmap: facts.kernel >= (5, 17),
         multi: facts.kernel >= (6, 6),
         waits,
@@ -189,7 +203,10 @@ mod tests {
 
     #[test]
     fn a_kprobe_is_preferred_because_it_costs_other_system_calls_nothing() {
-        assert_eq!(decide(&facts(), ALLOWED).boundary, Boundary::Kprobe);
+        let plan = decide(&facts(), ALLOWED);
+        assert_eq!((plan.boundary, plan.boundary_else), (Boundary::Kprobe, true));
+        let forbidden = decide(&facts(), Choices { syscall_tracepoint: false, ..ALLOWED });
+        assert_eq!((forbidden.boundary, forbidden.boundary_else), (Boundary::Kprobe, false));
     }
 
     #[test]
@@ -208,6 +225,15 @@ mod tests {
         assert_eq!(decide(&older, ALLOWED).exit, ExitRule::SignalLive { signal: 2000, live: 8 });
         let oldest = HostFacts { signal_live: None, ..older };
         assert_eq!(decide(&oldest, ALLOWED).exit, ExitRule::Leader);
+    }
+
+    #[test]
+    fn c77_below_the_floor_only_what_needs_no_traced_call_is_attached() {
+        let old = decide(&HostFacts { kernel: (5, 10), ..facts() }, ALLOWED);
+        assert!(!old.probes && old.waits.is_none());
+        assert_eq!(old.boundary, Boundary::ContextOnly);
+        assert_eq!(old.kills, Some(8));
+        assert!(decide(&HostFacts { kernel: FLOOR, ..facts() }, ALLOWED).probes);
     }
 
     #[test]

@@ -22,6 +22,9 @@ use crate::{
 };
 
 /// Reads one value of the tenant's memory; a failure is counted.
+///
+/// Look at each answer before the next question: the compiler saves a value that may not be there, and before Linux 6.3
+/// the verifier takes no program that loads a stack slot which some path has not written.
 #[inline(always)]
 pub fn read_user<T>(address: u64) -> Option<T> {
     // SAFETY: the helper checks the address and fails on anything that is not mapped user memory.
@@ -56,9 +59,10 @@ const UNREAD: u64 = u64::MAX;
 
 #[inline(never)]
 fn array_bytes(descriptor: u64, three: u64, levels: u64) -> u64 {
-    let (Some(mut width), Some(mut height)) =
-        (read_user::<u64>(descriptor), read_user::<u64>(descriptor + 8))
-    else {
+    let Some(mut width) = read_user::<u64>(descriptor) else {
+        return UNREAD;
+    };
+    let Some(mut height) = read_user::<u64>(descriptor + 8) else {
         return UNREAD;
     };
     let mut depth = 0;
@@ -69,7 +73,10 @@ fn array_bytes(descriptor: u64, three: u64, levels: u64) -> u64 {
         depth = read;
     }
     let tail = descriptor + if three != 0 { 24 } else { 16 };
-    let (Some(format), Some(channels)) = (read_user::<u32>(tail), read_user::<u32>(tail + 4)) else {
+    let Some(format) = read_user::<u32>(tail) else {
+        return UNREAD;
+    };
+    let Some(channels) = read_user::<u32>(tail + 4) else {
         return UNREAD;
     };
     let element = element_bytes(format).wrapping_mul(u64::from(channels));

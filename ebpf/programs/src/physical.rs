@@ -102,11 +102,15 @@ fn name(process: u64, handle: u64, id: u64) -> bool {
 
 #[inline(always)]
 fn create(process: u64, frame: &Frame) -> u8 {
-    let (Some(handle), Some(location), Some(ordinal)) = (
-        read_user::<u64>(frame.arguments[0]),
-        read_user::<u32>(frame.arguments[2].wrapping_add(8)),
-        read_user::<u32>(frame.arguments[2].wrapping_add(12)),
-    ) else {
+    let Some(handle) = read_user::<u64>(frame.arguments[0]) else {
+        ledger::mark_lost(process);
+        return GPU_UNKNOWN;
+    };
+    let Some(location) = read_user::<u32>(frame.arguments[2].wrapping_add(8)) else {
+        ledger::mark_lost(process);
+        return GPU_UNKNOWN;
+    };
+    let Some(ordinal) = read_user::<u32>(frame.arguments[2].wrapping_add(12)) else {
         ledger::mark_lost(process);
         return GPU_UNKNOWN;
     };

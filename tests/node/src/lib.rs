@@ -28,6 +28,15 @@ use crate::{compare::TenantTruth, scrape::Scrape};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// How many times as long things take here: an emulated machine (tests/kernels) says so, and is given more time.
+pub fn slowness() -> u32 {
+    std::env::var("COTENANT_SLOW_HOST").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
+fn patience() -> Duration {
+    PATIENCE * slowness()
+}
+
 /// Where this build's programs and libraries are.
 pub fn artefacts() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
@@ -217,7 +226,7 @@ impl Agent {
             {
                 return Ok(scrape);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > patience() {
                 let log = fs::read_to_string(&self.log).unwrap_or_default();
                 bail!("the agent never showed what was wanted; its log:\n{log}");
             }
@@ -229,7 +238,7 @@ impl Agent {
     pub fn until_probed(&self, library: &Path) -> Result<()> {
         let inode = fs::metadata(library)?.ino();
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < patience() {
             let status = self.status()?;
             let probed = status["libraries"].as_array().is_some_and(|all| {
                 all.iter().any(|of| of["inode"].as_u64() == Some(inode) && of["attached"].as_u64() > Some(0))
@@ -260,7 +269,7 @@ impl Agent {
     pub fn stop(&mut self) -> Result<Duration> {
         let begun = Instant::now();
         signal(self.child.id(), libc::SIGTERM);
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < patience() {
             if self.child.try_wait()?.is_some() {
                 return Ok(begun.elapsed());
             }
@@ -282,6 +291,9 @@ impl Drop for Agent {
         if self.stop().is_err() {
             let _ = self.child.kill();
             let _ = self.child.wait();
+        }
+        if let Some(kept) = std::env::var_os("COTENANT_KEEP_LOG") {
+            let _ = fs::copy(&self.log, kept);
         }
     }
 }
