@@ -12,6 +12,7 @@ mod identify;
 mod layouts;
 mod limits;
 mod node;
+mod paging;
 mod record;
 mod registry;
 mod replay;

@@ -31,6 +31,7 @@ use crate::{
     events::{Events, Tick},
     features::{feature, hearing},
     limits::Limits,
+    paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -49,6 +50,7 @@ pub(crate) struct Ticker {
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
     pub(crate) limits: Limits,
+    pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
@@ -262,6 +264,7 @@ impl Ticker {
             holder_candidates: Vec::new(),
             probe_cost_seconds: None,
             otlp: self.events.voice.view(),
+            alert_pushes: self.pushes.view(),
         }
     }
 
