@@ -26,7 +26,9 @@ use cotenant_model::{
 use tracing::warn;
 
 use crate::{
+    budget::{Budget, Key},
     config::Config,
+    control::Release,
     discovery::chain,
     events::{Events, Tick},
     features::{feature, hearing},
@@ -36,6 +38,7 @@ use crate::{
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
+    serve::Gate,
     stacks::Stacks,
 };
 
@@ -44,7 +47,9 @@ const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
 pub(crate) struct Ticker {
     pub(crate) host: Host,
     pub(crate) reader: Option<Reader>,
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<Arc<Device>>,
+    pub(crate) release: Arc<Release>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
@@ -52,6 +57,11 @@ pub(crate) struct Ticker {
     pub(crate) limits: Limits,
     pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
+    pub(crate) budget: Budget,
+    /// What the budget wants of the one who attaches probes.
+    pub(crate) orders: Arc<ArcSwap<BTreeSet<Key>>>,
+    /// Seconds that the probes of one call cost it.
+    pub(crate) pair: Option<f64>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
@@ -100,12 +110,13 @@ impl Ticker {
     fn tick(&mut self, state: &mut State, retention: Duration) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
-            Device::latest,
+            |device| device.latest(),
         );
         let mut kernel = self.read(state, &device);
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
+        self.economise(&mut kernel);
         self.stacks.learn(std::mem::take(&mut kernel.stacks));
         let now = self.started.elapsed();
         let pids: BTreeSet<u32> = device
@@ -146,7 +157,7 @@ impl Ticker {
         }
         self.limits.advance(&kernel, &device, (self.reader.as_ref(), only), now);
         self.limits.publish(by_process, &mut step.tenants);
-        let faults = self.device.as_ref().map(faults).unwrap_or_default();
+        let faults = self.device.as_deref().map(faults).unwrap_or_default();
         let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
@@ -159,7 +170,7 @@ impl Ticker {
             limits: &self.limits,
             faults,
         });
-        events.lost += unfetched + self.device.as_ref().map_or(0, Device::faults_dropped);
+        events.lost += unfetched + self.device.as_deref().map_or(0, Device::faults_dropped);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -209,6 +220,24 @@ impl Ticker {
         known.clone()
     }
 
+    /// Keeps what probes cost within the budget, and marks whose figures suffer.
+    fn economise(&mut self, kernel: &mut KernelSample) {
+        let libraries = self.libraries.load_full();
+        let orders = self.budget.weigh(kernel, &libraries, self.started.elapsed());
+        if let Some(reader) = &mut self.reader {
+            let spared = orders.untimed.map_or(Ok(()), |untimed| reader.spare(&untimed));
+            let written =
+                if orders.write_off.is_empty() { Ok(()) } else { reader.write_off(&orders.write_off) };
+            let told = orders.shedding.map_or(Ok(()), |expected| reader.expect_shedding(expected));
+            if let Err(error) = spared.and(written).and(told) {
+                warn!(error = %chain(&error), "the budget of the probes could not be kept");
+            }
+        }
+        if **self.orders.load() != orders.shed {
+            self.orders.store(Arc::new(orders.shed));
+        }
+    }
+
     fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
         let Some(reader) = &mut self.reader else { return KernelSample::default() };
         let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
@@ -243,14 +272,20 @@ impl Ticker {
             }
         }
         let mut features = self.features.clone();
-        features.push(self.nvml_feature(device));
-        features.push(hearing(self.device.as_ref().map(Device::hearing)));
+        features.extend([self.nvml_feature(device), self.gate.feature()]);
+        let libraries = self.libraries.load_full();
+        if self.reader.is_some() {
+            features.push(self.budget.feature(&libraries));
+        }
+        features.push(hearing(self.device.as_deref().map(Device::hearing)));
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
             notes: kernel.notes,
             maps: kernel.maps,
-            libraries: self.libraries.load().as_ref().clone(),
+            probes_shed: libraries.iter().filter(|library| library.shed).count() as u64,
+            processes_untimed: self.budget.untimed_count(),
+            libraries: libraries.as_ref().clone(),
             features,
             nvml: device.library.clone(),
             nvml_age_seconds: device.library.is_ok().then(|| now.saturating_sub(device.taken).as_secs_f64()),
@@ -262,7 +297,7 @@ impl Ticker {
             tenants_folded: 0,
             blame_folded: 0,
             holder_candidates: Vec::new(),
-            probe_cost_seconds: None,
+            probe_cost_seconds: self.pair,
             otlp: self.events.voice.view(),
             alert_pushes: self.pushes.view(),
         }
@@ -272,6 +307,9 @@ impl Ticker {
         let Some(live) = &self.device else {
             return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
         };
+        if let Some(reason) = self.release.reason() {
+            return feature("nvml", FeatureState::Disabled, reason);
+        }
         let Err(reason) = device.library else {
             return feature("nvml", FeatureState::Active, String::new());
         };
