@@ -58,8 +58,8 @@ pub(crate) struct Ticker {
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
-    pub(crate) pushes: Account,
     pub(crate) limits: Limits,
+    pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) budget: Budget,
     /// What the budget wants of the one who attaches probes.

@@ -155,7 +155,7 @@ fn c47_dear_figures_are_read_seldom_and_say_how_old_they_are() {
     const RATES: &str = "nvmlDeviceGetUtilizationRates";
     let node = Node::with(1);
     node.set(|state| {
-        state.dear = vec![(RATES, Duration::from_millis(2)), (SAMPLES, Duration::from_millis(1))]
+        state.dear = vec![(RATES, Duration::from_millis(2)), (SAMPLES, Duration::from_millis(1))];
     });
     let begun = Instant::now();
     let device = node.start();

@@ -1,6 +1,7 @@
 //! Owns the proofs of the fold and of the balance, on samples made by hand.
 
 use super::*;
+use crate::TenantKind;
 use crate::{
     CudaError, DeviceMemory, Operation,
     device::GpuProcess,

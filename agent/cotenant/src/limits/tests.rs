@@ -63,6 +63,8 @@ fn kernel() -> KernelSample {
         waits: Vec::new(),
         blame: Vec::new(),
         effort: Vec::new(),
+        pools: Vec::new(),
+        last_calls: Vec::new(),
     };
     KernelSample { processes: vec![process], ..KernelSample::default() }
 }

@@ -28,9 +28,10 @@ fn sample(gpus: Vec<GpuSample>) -> DeviceSample {
     DeviceSample { gpus, ..DeviceSample::absent(Duration::ZERO, Absence::NotYet) }
 }
 
-/// A process belongs to the tenant of its PID's tens.
+/// A process belongs to the tenant of its PID's tens; below ten it is nobody's.
 fn owner(process: &GpuProcess) -> Option<Tenant> {
-    Some(Tenant::plain(TenantKind::Docker, &(process.pid / 10).to_string()))
+    let tens = process.pid / 10;
+    (tens > 0).then(|| Tenant::plain(TenantKind::Docker, &tens.to_string()))
 }
 
 fn judge(sharers: &mut Sharers, gpu: GpuSample, now: Duration) -> (Mode, Basis) {
@@ -117,8 +118,7 @@ fn what_was_granted_counts_before_what_was_seen_and_after_what_is_enforced() {
     assert_eq!(of(&[reserved]), None);
     let shares = BTreeMap::from([(id(), Granted::Shares)]);
     let told = |gpu, granted: &BTreeMap<_, _>| {
-        let mut sharers = Sharers::default();
-        sharers.advance(&sample(vec![gpu]), owner, granted, at(0))[&id()]
+        Sharers::default().advance(&sample(vec![gpu]), owner, granted, at(0))[&id()]
     };
     assert_eq!(told(gpu(vec![]), &shares).mode, Mode::TimeSliced);
     let enforced = GpuSample { compute_mode: Ok(ComputeMode::ExclusiveProcess), ..gpu(vec![]) };
