@@ -293,8 +293,7 @@ def fleet():
             "percentunit",
             query(f"max(rate(cotenant_agent_cpu_seconds_total{{{ON_NODES}}}[$__rate_interval]))", "agent, highest"),
             query(
-                f'max(rate(cotenant_agent_notes_total{{{ON_NODES},note="probe_hits"}}[$__rate_interval])'
-                f" * on (job, instance) group_left () cotenant_agent_probe_cost_seconds{{{ON_NODES}}})",
+                f"max(rate(cotenant_agent_probe_cost_seconds_total{{{ON_NODES}}}[$__rate_interval]))",
                 "probes, highest",
             ),
             width=8,
@@ -326,6 +325,8 @@ def fleet():
             "short",
             query(f"sum by (state) (cotenant_agent_probe_libraries{{{ON_NODES}}})", "libraries {{state}}"),
             query(f"sum by (state) (cotenant_agent_probe_symbols{{{ON_NODES}}})", "symbols {{state}}"),
+            query(f"sum(cotenant_agent_probes_shed{{{ON_NODES}}})", "libraries, stream-ordered calls not probed"),
+            query(f"sum(cotenant_agent_processes_untimed{{{ON_NODES}}})", "processes, calls not timed"),
             width=8,
         ),
         table(
@@ -569,6 +570,7 @@ def tenant():
             "bytes",
             query(f"sum by (memory_kind) (cotenant_gpu_memory_live_bytes{{{OF_TENANT}}})", "{{memory_kind}}"),
             query(f"sum by (memory_kind) (cotenant_gpu_memory_live_peak_bytes{{{OF_TENANT}}})", "{{memory_kind}} peak"),
+            query(f"sum(cotenant_gpu_memory_pool_reserved_bytes{{{OF_TENANT}}})", "taken by pools"),
             low=0,
             overrides=[matching("/ peak$/", custom__lineStyle={"fill": "dash", "dash": [4, 6]}, custom__fillOpacity=0)],
         ),

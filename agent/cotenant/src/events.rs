@@ -5,6 +5,7 @@ mod failures;
 mod history;
 mod kills;
 mod roll;
+mod whereabouts;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,7 +18,7 @@ use cotenant_export::otlp::Call;
 use cotenant_host::{Host, KernelLog, Notice, Start};
 use cotenant_kernel::{Reader, Report};
 use cotenant_model::{
-    Culprit, DeviceSample, GpuId, ProcessId, Tenant, WaitClass,
+    Culprit, DeviceSample, GpuId, ProcessId, Tenant,
     blame::{Edge, Share},
     incident::{Incidents, Observation, Rules, Stall, WaitDelta, XidNote},
     kill::{Kill, KillCount},
@@ -41,7 +42,9 @@ use crate::{
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
+pub(crate) use kills::told;
 use roll::Roll;
+use whereabouts::Whereabouts;
 
 /// Records of the kernel's log that one tick reads.
 const LOG_RECORDS: usize = 2000;
@@ -196,16 +199,21 @@ impl Events {
                     }
                 }
                 Report::Slow { gpu, call } => slow.push((*gpu, call)),
+                Report::Fault(fault) => {
+                    let witnesses = &self.witnesses;
+                    self.xids.observe(fault.clone(), &self.places, |pid| witnesses.tenant_of_pid(pid));
+                }
             }
         }
         self.asks.tell(words, tick, &self.roll, clock);
         self.read_log(clock);
         let kills = self.witnesses.settle(tick, sampled_after, clock);
+        let whereabouts = Whereabouts::of(tick);
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,
-            waits: waits(tick, slow.iter().map(|(_, call)| *call)),
-            stalls: stalls(tick, clock),
+            waits: waits(tick, &whereabouts, slow.iter().map(|(_, call)| *call)),
+            stalls: stalls(tick, &whereabouts, clock),
             failures: self.asks.records.drain(clock.unix),
             kills,
             xids: self.fresh_xids(clock),
@@ -321,30 +329,11 @@ fn resolve(tick: &Tick<'_>, process: ProcessId, code: u8) -> Option<GpuId> {
     }
 }
 
-/// GPUs on which a tenant holds anything.
-fn gpus_of(tick: &Tick<'_>, tenant: &Tenant) -> Vec<GpuId> {
-    let mut gpus: Vec<GpuId> = tick
-        .kernel
-        .processes
-        .iter()
-        .filter(|process| tick.tenants.get(&process.id) == Some(tenant))
-        .flat_map(|process| &process.ledger)
-        .filter_map(|row| match &row.gpu {
-            GpuRef::Known(gpu) if row.live > 0 => Some(gpu.clone()),
-            _ => None,
-        })
-        .collect();
-    gpus.sort();
-    gpus.dedup();
-    gpus
-}
-
-/// The API lock is the host's; everything else has a place.
-fn places(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<GpuId> {
-    if class == WaitClass::RmApiLock { Vec::new() } else { gpus_of(tick, victim) }
-}
-
-fn waits<'a>(tick: &'a Tick<'_>, slow: impl Iterator<Item = &'a SlowCall>) -> Vec<WaitDelta> {
+fn waits<'a>(
+    tick: &'a Tick<'_>,
+    whereabouts: &Whereabouts<'_>,
+    slow: impl Iterator<Item = &'a SlowCall>,
+) -> Vec<WaitDelta> {
     let mut longest: BTreeMap<(&Tenant, Option<&Tenant>), u64> = BTreeMap::new();
     for call in slow {
         let Some(victim) = tick.tenants.get(&call.process) else { continue };
@@ -364,32 +353,17 @@ fn waits<'a>(tick: &'a Tick<'_>, slow: impl Iterator<Item = &'a SlowCall>) -> Ve
                 victim: victim.clone(),
                 culprit: culprit.clone(),
                 class: *class,
-                gpus: places(tick, victim, *class),
+                gpus: whereabouts.places(victim, *class),
                 seconds: Duration::from_nanos(share.time_ns).as_secs_f64(),
                 waits: share.waits,
                 longest: longest.get(&(victim, named)).map(|ns| Duration::from_nanos(*ns).as_secs_f64()),
-                stack: if long { stack(tick, victim, *class) } else { Vec::new() },
+                stack: if long { whereabouts.stack(tick.stacks, victim, *class) } else { Vec::new() },
             }
         })
         .collect()
 }
 
-/// Where a tenant's waits of one class have cost it most.
-fn stack(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<String> {
-    let rows = tick
-        .kernel
-        .processes
-        .iter()
-        .filter(|process| tick.tenants.get(&process.id) == Some(victim))
-        .flat_map(|process| &process.waits);
-    rows.filter_map(|row| Some((row.stack?, row.histogram.sum_ns)))
-        .filter(|(stack, _)| tick.stacks.classes().get(stack) == Some(&class))
-        .max_by_key(|(_, time)| *time)
-        .map(|(stack, _)| tick.stacks.symbols(stack).to_vec())
-        .unwrap_or_default()
-}
-
-fn stalls(tick: &Tick<'_>, clock: Clock) -> Vec<Stall> {
+fn stalls(tick: &Tick<'_>, whereabouts: &Whereabouts<'_>, clock: Clock) -> Vec<Stall> {
     let stalls = tick.kernel.stalls.iter();
     stalls
         .filter_map(|row| {
@@ -397,7 +371,7 @@ fn stalls(tick: &Tick<'_>, clock: Clock) -> Vec<Stall> {
             let class = class_of(tick.stacks.classes(), row.stack);
             let holder = row.holder.and_then(|id| tick.tenants.get(&id));
             Some(Stall {
-                gpus: places(tick, &victim, class),
+                gpus: whereabouts.places(&victim, class),
                 victim,
                 class,
                 since_unix: clock.unix - row.blocked_ns as f64 / 1e9,

@@ -1,11 +1,19 @@
 //! Owns what this host lets the agent do, asked once at start, and how that is said.
 //! Refuses to fail the start for one missing facility: each costs its own feature only.
 
+use std::path::Path;
+
 use cotenant_host::{Host, Rights};
-use cotenant_kernel::{Boundary, ExitRule, HostFacts, Kernel, Plan, TaskOffsets, Waits};
+use cotenant_kernel::{
+    Boundary, Calibration, ExitRule, HostFacts, Kernel, Plan, Probes, Site, TaskOffsets, Waits, XidOffsets,
+    calibrate, site,
+};
 use cotenant_model::view::{Feature, FeatureState};
 
 use crate::discovery::chain;
+
+/// What rests on tracefs.
+const TRACED: [&str; 5] = ["gpu_boundary", "process_life", "lock_mode", "oom_kills", "xid_tracepoint"];
 
 pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
     let mut features = Vec::new();
@@ -48,8 +56,47 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         interrupts: interrupts(host),
         contention: host.event_format("lock", "contention_begin").is_ok(),
         victim_offset: offset("oom", "mark_victim", "pid"),
+        xid: xid(host),
     };
     (facts, features)
+}
+
+/// Where the driver's own tracepoint has what it says of a fault.
+fn xid(host: &Host) -> Option<XidOffsets> {
+    let format = host.event_format("nvidia", "nvidia_dev_xid").ok()?;
+    let of = |name| format.field(name).filter(|field| field.size == 4).map(|field| field.offset);
+    Some(XidOffsets { code: of("error_code")?, device: of("dev")?, message: of("msg")? })
+}
+
+/// What the probes of one call cost on this host, in seconds, measured on a function of the agent's own.
+pub(crate) fn probe_cost(host: &Host, probes: &mut Probes) -> (Option<f64>, Feature) {
+    let name = "probe_cost";
+    if !host.in_initial_pid_namespace().unwrap_or(false) {
+        // The programs would not know the agent, and take it for a tenant.
+        let reason = "not in the host's PID namespace: what probes cost is not measured (set hostPID: true)";
+        return (None, feature(name, FeatureState::Degraded, reason.into()));
+    }
+    let address = site();
+    let own = host.mappings(std::process::id()).ok().and_then(|mappings| {
+        let mapping = mappings.rows.into_iter().find(|row| (row.start..row.end).contains(&address))?;
+        Some(address - mapping.start + mapping.offset)
+    });
+    let Some(offset) = own else {
+        let reason = "the agent's own program is not in /proc/self/maps: what probes cost is not measured";
+        return (None, feature(name, FeatureState::Broken, reason.into()));
+    };
+    match calibrate(probes, Site { path: Path::new("/proc/self/exe"), offset }) {
+        Ok(Some(Calibration { pair, calls })) => {
+            let reason = format!("{} ns a probed call, by {calls} calls", pair.as_nanos());
+            (Some(pair.as_secs_f64()), feature(name, FeatureState::Active, reason))
+        }
+        Ok(None) => {
+            let reason =
+                "the agent's own probed function was not slower for it: what probes cost is not known";
+            (None, feature(name, FeatureState::Broken, reason.into()))
+        }
+        Err(error) => (None, feature(name, FeatureState::Broken, chain(&error))),
+    }
 }
 
 /// Kernel text that runs in interrupt context only. Exceptions come before interrupts in their section and are left
@@ -71,21 +118,13 @@ fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
 }
 
 /// The state of everything that was planned, after the attempt.
-///
-/// Without `traced`, what looks unsupported may only be hidden: tracefs was not to be read.
-pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool) -> Vec<Feature> {
+pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights) -> Vec<Feature> {
     let failed = |name: &str| {
         kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| told(error, rights))
     };
-    let hidden = "tracefs cannot be read (see the feature tracefs)";
     let mut features = vec![feature("allocation_probes", FeatureState::Active, String::new())];
     features.push(match (failed("boundary"), plan.boundary) {
         (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
-        (None, Boundary::ContextOnly) if !traced => feature(
-            "gpu_boundary",
-            FeatureState::Degraded,
-            format!("{hidden}: the GPU of an allocation is known from its context only"),
-        ),
         (None, Boundary::ContextOnly) => feature(
             "gpu_boundary",
             FeatureState::Degraded,
@@ -95,9 +134,6 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
         (None, boundary) => feature("gpu_boundary", FeatureState::Active, boundary.as_str().into()),
     });
     features.push(match (failed("process_exit").or_else(|| failed("process_exec")), plan.exit) {
-        (Some(reason), _) if !traced => {
-            feature("process_life", FeatureState::Broken, format!("{hidden}: {reason}"))
-        }
         (Some(reason), _) => feature("process_life", FeatureState::Broken, reason),
         (None, ExitRule::Leader) => feature(
             "process_life",
@@ -141,11 +177,6 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
         (None, Some(Waits { contention: true, .. })) => {
             feature("lock_mode", FeatureState::Active, String::new())
         }
-        (None, _) if !traced => feature(
-            "lock_mode",
-            FeatureState::Broken,
-            format!("{hidden}: readers and writers of a lock are not told apart"),
-        ),
         (None, _) => feature(
             "lock_mode",
             FeatureState::Unsupported,
@@ -154,9 +185,6 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
     });
     features.push(match (failed("mark_victim"), plan.kills) {
         (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
-        (None, None) if !traced => {
-            feature("oom_kills", FeatureState::Broken, format!("{hidden}: kills for memory are not seen"))
-        }
         (None, None) => feature(
             "oom_kills",
             FeatureState::Unsupported,
@@ -164,11 +192,35 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool
         ),
         (None, Some(_)) => feature("oom_kills", FeatureState::Active, String::new()),
     });
+    features.push(match (failed("xid"), plan.xid) {
+        (Some(reason), _) => feature("xid_tracepoint", FeatureState::Broken, reason),
+        (None, None) => feature(
+            "xid_tracepoint",
+            FeatureState::Unsupported,
+            "no nvidia:nvidia_dev_xid under tracefs when the agent started (driver 550 or later, its module loaded): \
+             Xids are taken from the kernel's log alone"
+                .into(),
+        ),
+        (None, Some(_)) => feature("xid_tracepoint", FeatureState::Active, String::new()),
+    });
     features.push(match &kernel.watcher.blind {
         Some(error) => feature("mapping_watch", FeatureState::Degraded, told(error, rights)),
         None => feature("mapping_watch", FeatureState::Active, String::new()),
     });
     features
+}
+
+/// Where tracefs was not to be read, what looks unsupported may only be hidden.
+pub(crate) fn hide(features: &mut [Feature]) {
+    for feature in features.iter_mut().filter(|one| TRACED.contains(&one.name)) {
+        if feature.state == FeatureState::Active {
+            continue;
+        }
+        if feature.state == FeatureState::Unsupported {
+            feature.state = FeatureState::Broken;
+        }
+        feature.reason = format!("tracefs cannot be read (see the feature tracefs): {}", feature.reason);
+    }
 }
 
 /// What went wrong, and the one thing that is missing before it, where it is a right.
@@ -197,6 +249,7 @@ pub(crate) fn without_kernel(reason: &str) -> Vec<Feature> {
         "waits",
         "lock_mode",
         "oom_kills",
+        "xid_tracepoint",
         "mapping_watch",
     ]
     .map(|name| feature(name, FeatureState::Broken, reason.to_owned()))
@@ -219,4 +272,35 @@ pub(crate) fn pid_namespace(host: &Host) -> Feature {
 
 pub(crate) fn feature(name: &'static str, state: FeatureState, reason: String) -> Feature {
     Feature { name, state, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c107_the_drivers_tracepoint_is_read_at_the_offsets_of_its_format_file() {
+        let root = tempfile::tempdir().expect("a directory");
+        let event = root.path().join("sys/kernel/tracing/events/nvidia/nvidia_dev_xid");
+        std::fs::create_dir_all(&event).expect("writable");
+        let format = |last: &str| {
+            format!(
+                "name: nvidia_dev_xid\nID: 2101\nformat:\n\
+                 \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+                 \tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;\n\
+                 \tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;\n\
+                 \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\
+                 \tfield:__data_loc char[] dev;\toffset:8;\tsize:4;\tsigned:0;\n\
+                 \tfield:u32 error_code;\toffset:12;\tsize:4;\tsigned:0;\n{last}\n\
+                 print fmt: \"Xid (PCI:%s): %u, %s\", __get_str(dev), REC->error_code, __get_str(msg)\n"
+            )
+        };
+        let host = Host::at(root.path());
+        let write = |text: String| std::fs::write(event.join("format"), text).expect("writable");
+        write(format("\tfield:__data_loc char[] msg;\toffset:16;\tsize:4;\tsigned:0;\n"));
+        assert_eq!(xid(&host), Some(XidOffsets { code: 12, device: 8, message: 16 }));
+        write(format(""));
+        assert_eq!(xid(&host), None, "a layout that is not the one known is not read");
+        assert_eq!(xid(&Host::at("/nowhere")), None);
+    }
 }

@@ -2,6 +2,7 @@
 //! Refuses work: each command is a module of its own.
 
 mod backtest;
+mod budget;
 mod client;
 mod config;
 mod control;

@@ -24,6 +24,7 @@ use cotenant_model::{
 use tracing::warn;
 
 use crate::{
+    budget::{Budget, Key},
     config::Config,
     control::Release,
     discovery::chain,
@@ -52,6 +53,11 @@ pub(crate) struct Ticker {
     pub(crate) events: Events,
     pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
+    pub(crate) budget: Budget,
+    /// What the budget wants of the one who attaches probes.
+    pub(crate) orders: Arc<ArcSwap<BTreeSet<Key>>>,
+    /// Seconds that the probes of one call cost it.
+    pub(crate) pair: Option<f64>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
@@ -104,6 +110,7 @@ impl Ticker {
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
+        self.economise(&mut kernel);
         self.stacks.learn(std::mem::take(&mut kernel.stacks));
         let now = self.started.elapsed();
         let pids: BTreeSet<u32> = device
@@ -193,6 +200,24 @@ impl Ticker {
         known.clone()
     }
 
+    /// Keeps what probes cost within the budget, and marks whose figures suffer.
+    fn economise(&mut self, kernel: &mut KernelSample) {
+        let libraries = self.libraries.load_full();
+        let orders = self.budget.weigh(kernel, &libraries, self.started.elapsed());
+        if let Some(reader) = &mut self.reader {
+            let spared = orders.untimed.map_or(Ok(()), |untimed| reader.spare(&untimed));
+            let written =
+                if orders.write_off.is_empty() { Ok(()) } else { reader.write_off(&orders.write_off) };
+            let told = orders.shedding.map_or(Ok(()), |expected| reader.expect_shedding(expected));
+            if let Err(error) = spared.and(written).and(told) {
+                warn!(error = %chain(&error), "the budget of the probes could not be kept");
+            }
+        }
+        if **self.orders.load() != orders.shed {
+            self.orders.store(Arc::new(orders.shed));
+        }
+    }
+
     fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
         let Some(reader) = &mut self.reader else { return KernelSample::default() };
         let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
@@ -228,12 +253,18 @@ impl Ticker {
         }
         let mut features = self.features.clone();
         features.extend([self.nvml_feature(device), self.gate.feature()]);
+        let libraries = self.libraries.load_full();
+        if self.reader.is_some() {
+            features.push(self.budget.feature(&libraries));
+        }
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
             notes: kernel.notes,
             maps: kernel.maps,
-            libraries: self.libraries.load().as_ref().clone(),
+            probes_shed: libraries.iter().filter(|library| library.shed).count() as u64,
+            processes_untimed: self.budget.untimed_count(),
+            libraries: libraries.as_ref().clone(),
             features,
             nvml: device.library.clone(),
             nvml_age_seconds: device.library.is_ok().then(|| now.saturating_sub(device.taken).as_secs_f64()),
@@ -245,7 +276,7 @@ impl Ticker {
             tenants_folded: 0,
             blame_folded: 0,
             holder_candidates: Vec::new(),
-            probe_cost_seconds: None,
+            probe_cost_seconds: self.pair,
             otlp: self.events.voice.view(),
             alert_pushes: self.pushes.view(),
         }

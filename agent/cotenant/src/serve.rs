@@ -42,7 +42,7 @@ pub(crate) use gate::Gate;
 pub(crate) use listen::serve;
 
 use crate::{
-    events::Story,
+    events::{Story, told},
     record::{self, Tap},
 };
 
@@ -208,6 +208,7 @@ fn kill_json(at: f64, kill: &Kill) -> Value {
             })).collect::<Vec<_>>(),
             "on_unknown_gpu": held.elsewhere,
             "host_pinned": held.pinned,
+            "last_calls": held.last_calls.iter().map(|call| told(call, kill)).collect::<Vec<_>>(),
             "neighbours": held.neighbours.iter().map(|(gpu, tenant)| json!({
                 "gpu": gpu.as_str(), "tenant": tenant.name,
             })).collect::<Vec<_>>(),

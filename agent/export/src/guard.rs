@@ -195,6 +195,7 @@ fn empty(tenant: Tenant) -> TenantView {
         confidence: Confidence::Complete,
         memory: BTreeMap::new(),
         process_bytes: BTreeMap::new(),
+        pool_reserved: BTreeMap::new(),
         residual: BTreeMap::new(),
         utilization: BTreeMap::new(),
         operations: BTreeMap::new(),
@@ -243,6 +244,10 @@ fn add_levels(sum: &mut TenantView, view: &TenantView) {
     for (gpu, bytes) in &view.process_bytes {
         let mine = sum.process_bytes.entry(gpu.clone()).or_insert(Ok(0));
         *mine = mine.and_then(|mine| bytes.map(|bytes| mine + bytes));
+    }
+    for (gpu, bytes) in &view.pool_reserved {
+        let mine = sum.pool_reserved.entry(gpu.clone()).or_insert(Some(0));
+        *mine = mine.zip(*bytes).map(|(mine, bytes)| mine + bytes);
     }
     for (gpu, residual) in &view.residual {
         let mine = sum.residual.entry(gpu.clone()).or_default();

@@ -293,6 +293,7 @@ fn view_of(
         confidence,
         memory: totals.memory,
         process_bytes: owners.bytes.get(tenant).cloned().unwrap_or_default(),
+        pool_reserved: pools(processes),
         residual: account.residual.clone(),
         utilization: owners.utilization.get(tenant).cloned().unwrap_or_default(),
         operations: totals.operations,
@@ -301,6 +302,31 @@ fn view_of(
         waits: totals.waits,
         excess: account.excess,
     }
+}
+
+/// What pools have taken is known of a process that was seen from its beginning and whose pools use no more than that.
+fn pools(processes: &[&ProcessSample]) -> BTreeMap<GpuId, Option<u64>> {
+    let mut reserved: BTreeMap<GpuId, Option<u64>> = BTreeMap::new();
+    for process in processes {
+        let used = |gpu: &GpuId| -> u64 {
+            let rows = process.ledger.iter().filter(|row| row.kind == MemoryKind::Pool);
+            rows.filter(|row| row.gpu == GpuRef::Known(gpu.clone())).map(|row| row.live).sum()
+        };
+        let complete = process.confidence == Confidence::Complete;
+        for row in &process.pools {
+            let known = row.bytes.filter(|bytes| complete && *bytes >= used(&row.gpu));
+            let sum = reserved.entry(row.gpu.clone()).or_insert(Some(0));
+            *sum = sum.zip(known).map(|(sum, bytes)| sum + bytes);
+        }
+        // Pools that take their memory in a way that was not seen.
+        for row in process.ledger.iter().filter(|row| row.kind == MemoryKind::Pool && row.live > 0) {
+            let GpuRef::Known(gpu) = &row.gpu else { continue };
+            if !process.pools.iter().any(|pool| pool.gpu == *gpu) {
+                reserved.insert(gpu.clone(), None);
+            }
+        }
+    }
+    reserved
 }
 
 /// R2: what is published as used, reserved, attributed and unattributed adds up, or is not published.

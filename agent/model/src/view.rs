@@ -50,6 +50,8 @@ pub struct TenantView {
     pub memory: BTreeMap<(GpuRef, MemoryKind), MemoryTotals>,
     /// NVML's bytes for the tenant's processes, by GPU.
     pub process_bytes: BTreeMap<GpuId, Reading<u64>>,
+    /// What the tenant's pools have taken of each GPU, used or not; `None` where that is not known of one of them.
+    pub pool_reserved: BTreeMap<GpuId, Option<u64>>,
     /// NVML minus ledger, by GPU, in its parts.
     pub residual: BTreeMap<GpuId, Residual>,
     pub utilization: BTreeMap<GpuId, f64>,
@@ -116,8 +118,12 @@ pub struct AgentView {
     pub blame_folded: u64,
     /// Who may hold memory that no process list names, when there is such memory. For people, not a label.
     pub holder_candidates: Vec<HolderCandidate>,
-    /// Calibrated cost of one probe hit, in seconds, when it was measured.
+    /// What the probes of one call cost it, in seconds, when it was measured.
     pub probe_cost_seconds: Option<f64>,
+    /// Libraries whose stream-ordered calls are not probed for now.
+    pub probes_shed: u64,
+    /// Processes whose calls are not timed for now.
+    pub processes_untimed: u64,
     /// How sending to a collector goes, a row a signal. Empty when nothing is sent.
     pub otlp: Vec<OtlpView>,
     /// Pushes to Alertmanager by outcome; empty while there are none to be made.

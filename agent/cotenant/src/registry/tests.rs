@@ -37,6 +37,8 @@ fn sample(id: u64, tgid: u32, uid: u32, cgroup_id: u64) -> ProcessSample {
         ended_at: 0,
         confidence: Confidence::Complete,
         before_memory: false,
+        last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),

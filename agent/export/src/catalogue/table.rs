@@ -64,7 +64,7 @@ catalogue! {
         [FEATURE, FEATURE_STATE], "features x 5",
         "1 for the state that a capability of this agent is in on this host, 0 for the others. The reason is on /status.";
     AgentLosses: Counter Development Unit::count("{event}"), "cotenant.agent.losses", "cotenant_agent_losses_total",
-        [LOSS_REASON], "24",
+        [LOSS_REASON], "27",
         "Events that the kernel side could not book, counted there. Anything above zero means that figures of the \
          tenants concerned are too low; their confidence says so.";
     AgentMapCapacity: Gauge Development Unit::count("{entry}"), "cotenant.agent.map.capacity",
@@ -76,7 +76,7 @@ catalogue! {
     AgentNotes: Counter Development Unit::count("{event}"), "cotenant.agent.notes", "cotenant_agent_notes_total",
         [NOTE], "13",
         "Facts about the workload counted in the kernel, none of them a loss. probe_hits times \
-         cotenant_agent_probe_cost_seconds is the time that the probes cost all tenants.";
+         cotenant_agent_probe_calibration_seconds is the time that the probes cost all tenants.";
     NvmlAbsences: Gauge Development Unit::count("{reading}"), "cotenant.agent.nvml.absences",
         "cotenant_agent_nvml_absences", [READING, ABSENCE_REASON], "readings x 13",
         "Readings that the last NVML poll did not get, over all GPUs and processes. Not there when none is missing.";
@@ -116,16 +116,28 @@ catalogue! {
     OtlpQueueLength: UpDownCounter Development Unit::count("{item}"), "cotenant.agent.otlp.queue.length",
         "cotenant_agent_otlp_queue_length", [OTLP_SIGNAL], "3",
         "Data points, spans and log records that wait to be sent. The request under way is not in here. Exact.";
-    ProbeCost: Gauge Development Unit::SECONDS, "cotenant.agent.probe.cost", "cotenant_agent_probe_cost_seconds",
-        [], "1",
-        "Time in seconds that one probe hit adds to the traced call, calibrated on this host. An estimate, good to some \
-         tens of percent. Not there when it was not measured.";
+    ProbeCalibration: Gauge Development Unit::SECONDS, "cotenant.agent.probe.calibration",
+        "cotenant_agent_probe_calibration_seconds", [], "1",
+        "Time in seconds that the two probes of a traced call add to it, measured at start on a function of the agent's \
+         own. What the programs do for a tenant's call comes on top, some tenths of it. Not there when it was not measured.";
+    ProbeCost: Counter Development Unit::SECONDS, "cotenant.agent.probe.cost",
+        "cotenant_agent_probe_cost_seconds_total", [], "1",
+        "Time in seconds that probes have added to the calls of all tenants: their number times \
+         cotenant_agent_probe_calibration_seconds. An estimate, and rather too low. Not there when that was not measured.";
     ProbeLibraries: Gauge Development Unit::count("{library}"), "cotenant.agent.probe.libraries",
         "cotenant_agent_probe_libraries", [LIBRARY_STATE], "3",
         "libcuda files under observation, by how far the probes are attached. Exact at the last scan.";
     ProbeSymbols: Gauge Development Unit::count("{symbol}"), "cotenant.agent.probe.symbols",
         "cotenant_agent_probe_symbols", [SYMBOL_STATE], "3",
         "Probed symbols over all libcuda files, by state. A missing symbol is one that this driver does not have. Exact.";
+    ProbesShed: Gauge Development Unit::count("{library}"), "cotenant.agent.probes.shed",
+        "cotenant_agent_probes_shed", [], "1",
+        "libcuda files whose stream-ordered calls are not probed for now, because probes cost a process more than \
+         kernel.probe_share. Whoever maps them is events_lost. Exact.";
+    ProcessesUntimed: Gauge Development Unit::count("{process}"), "cotenant.agent.processes.untimed",
+        "cotenant_agent_processes_untimed", [], "1",
+        "Processes whose calls are booked and counted, but not timed for now: probes cost them more than \
+         kernel.probe_share. Exact.";
     AgentResident: Gauge Development Unit::BYTES, "cotenant.agent.resident_memory",
         "cotenant_agent_resident_memory_bytes", [], "1",
         "Resident memory of the agent in bytes, from the kernel. BPF maps are not in it.";
@@ -211,6 +223,12 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, OPERATION], "T x (G + 2) x 45",
         "Driver calls of a tenant by CUDA function, failed ones included, from the probes. Lost events are missing and \
          counted in cotenant_agent_losses_total.";
+    MemoryPool: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.pool.reserved",
+        "cotenant_gpu_memory_pool_reserved_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Bytes of the GPU that the tenant's pools (cuMemAllocAsync) have taken, used or not, from what the driver maps and \
+         unmaps. What of it is in use is cotenant_gpu_memory_live_bytes of memory_kind pool. Exact. Not there when it is \
+         not known of one of the tenant's processes: it was there before the agent, events of it were lost, there is no \
+         kernel boundary, or its driver maps pools in another way.";
     MemoryProcess: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.process",
         "cotenant_gpu_memory_process_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "Bytes that NVML lists for a tenant's processes, contexts and modules included. Not there when NVML does not say \

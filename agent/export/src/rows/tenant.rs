@@ -83,6 +83,11 @@ fn device_side(sheet: &mut Sheet, tenant: &TenantView, labels: &Labels) {
             }
         }
     }
+    for (gpu, bytes) in &tenant.pool_reserved {
+        if let Some(bytes) = bytes {
+            sheet.put(Id::MemoryPool, labels.clone().with(HW_ID, gpu.as_str()), *bytes);
+        }
+    }
     for (gpu, residual) in &tenant.residual {
         let parts =
             [("context", residual.context), ("baseline", residual.baseline), ("drift", residual.drift)];

@@ -115,6 +115,7 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         confidence: Confidence::Complete,
         memory,
         process_bytes: gpus.iter().map(|index| (gpu_id(*index), Ok(seed * MIB))).collect(),
+        pool_reserved: gpus.iter().map(|index| (gpu_id(*index), Some(32 * seed * MIB))).collect(),
         residual: gpus.iter().map(|index| (gpu_id(*index), residual)).collect(),
         utilization: gpus.iter().map(|index| (gpu_id(*index), 0.25)).collect(),
         operations,
@@ -139,6 +140,8 @@ pub(crate) fn agent() -> AgentView {
             missing: 3,
             failed: 0,
             processes: 5,
+            pids: Vec::new(),
+            shed: false,
             refused: None,
         }],
         features: vec![Feature {
@@ -174,6 +177,8 @@ pub(crate) fn agent() -> AgentView {
             last_success_seconds: Some(12.5),
         }],
         probe_cost_seconds: Some(0.95e-6),
+        probes_shed: 1,
+        processes_untimed: 2,
     }
 }
 

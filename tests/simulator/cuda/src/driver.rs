@@ -52,6 +52,8 @@ pub(crate) struct Driver {
     pub(crate) free: HashMap<(usize, u64), Vec<u64>>,
     /// Memory that pools keep, by GPU.
     pub(crate) pooled: HashMap<usize, u64>,
+    /// What pools have taken, in which pieces: where each is mapped, and its length.
+    pub(crate) chunks: HashMap<usize, Vec<(u64, u64)>>,
     /// The page that small allocations share, by GPU: address of the next, end.
     pub(crate) small: HashMap<usize, (u64, u64)>,
     injected: HashMap<Operation, (Code, u32)>,
@@ -72,6 +74,7 @@ impl Driver {
             mappings: BTreeMap::new(),
             free: HashMap::new(),
             pooled: HashMap::new(),
+            chunks: HashMap::new(),
             small: HashMap::new(),
             injected: HashMap::new(),
             delays: HashMap::new(),
@@ -166,6 +169,7 @@ impl Driver {
         if context.references == 0 {
             self.primaries.remove(&ordinal);
             self.destroy(process, handle, effects);
+            self.drop_pools(process, self.gpu(ordinal)?);
         }
         Ok(())
     }
@@ -173,6 +177,7 @@ impl Driver {
     pub(crate) fn reset(&mut self, process: &Process, ordinal: u32, effects: &mut Effects) -> Outcome<()> {
         let handle = *self.primaries.get(&ordinal).ok_or(INVALID_CONTEXT)?;
         self.empty(process, handle, effects);
+        self.drop_pools(process, self.gpu(ordinal)?);
         Ok(())
     }
 

@@ -56,7 +56,12 @@ impl Driver {
         if *pooled >= taken {
             *pooled -= taken;
         } else {
-            take(process, gpu, address, taken)?;
+            if !process.node.take(process.slot, gpu, taken) {
+                return Err(OUT_OF_MEMORY);
+            }
+            let chunk = self.address(taken);
+            boundary::grow(&process.node, chunk, taken, gpu);
+            self.chunks.entry(gpu).or_default().push((chunk, taken));
         }
         Ok((address, taken))
     }
@@ -173,13 +178,31 @@ impl Driver {
         Ok(address)
     }
 
-    /// Pools give back what they keep.
+    /// Pools give back what they keep, in the pieces in which they took it.
     pub(crate) fn trim(&mut self, process: &Process) -> Outcome<()> {
         let (_, at) = self.current()?;
-        if let Some(kept) = self.pooled.remove(&at.gpu) {
-            process.node.give(process.slot, at.gpu, kept);
-        }
+        let kept = self.pooled.entry(at.gpu).or_default();
+        self.chunks.entry(at.gpu).or_default().retain(|(base, length)| {
+            let stays = *length > *kept;
+            if !stays {
+                *kept -= length;
+                process.node.give(process.slot, at.gpu, *length);
+                boundary::shrink(&process.node, *base, *length, at.gpu);
+            }
+            stays
+        });
         Ok(())
+    }
+
+    /// The device's context is gone: nothing is announced of what its pools had.
+    pub(crate) fn drop_pools(&mut self, process: &Process, gpu: usize) {
+        if self.pointers.values().any(|block| block.kind == MemoryKind::Pool && block.gpu == Some(gpu)) {
+            // Another context's.
+            return;
+        }
+        let taken = self.chunks.remove(&gpu).into_iter().flatten().map(|(_, length)| length).sum();
+        self.pooled.remove(&gpu);
+        process.node.give(process.slot, gpu, taken);
     }
 }
 

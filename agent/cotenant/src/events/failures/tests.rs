@@ -83,6 +83,8 @@ fn process(id: ProcessId) -> ProcessSample {
         ended_at: 0,
         confidence: Confidence::Complete,
         before_memory: true,
+        last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),
