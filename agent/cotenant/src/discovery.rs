@@ -58,11 +58,18 @@ impl Watched {
     }
 }
 
+/// What others want of it.
+pub(crate) struct Wanted {
+    /// Libraries whose stream-ordered calls are not to be probed.
+    pub(crate) orders: Arc<ArcSwap<BTreeSet<Key>>>,
+    /// The driver is to be let go: also files that nobody maps.
+    pub(crate) released: Arc<AtomicBool>,
+}
+
 pub(crate) struct Discovery {
     host: Host,
     watcher: Watcher,
     probes: Probes,
-    /// Libraries whose stream-ordered calls are not to be probed.
     orders: Arc<ArcSwap<BTreeSet<Key>>>,
     registry: Arc<Mutex<Registry>>,
     /// Processes are looked at with these while the registry is free for the tick.
@@ -83,12 +90,12 @@ impl Discovery {
         host: Host,
         watcher: Watcher,
         probes: Probes,
-        orders: Arc<ArcSwap<BTreeSet<Key>>>,
+        wanted: Wanted,
         registry: Arc<Mutex<Registry>>,
         published: Arc<ArcSwap<Vec<LibraryState>>>,
         reports: Arc<Mutex<Reports>>,
-        released: Arc<AtomicBool>,
     ) -> Self {
+        let Wanted { orders, released } = wanted;
         let own_pid = std::process::id();
         let eyes = registry.lock().ok().map(|registry| registry.eyes());
         Self {
@@ -319,6 +326,13 @@ impl Discovery {
         Watched { id, state, mappers: BTreeSet::new(), host: false, empty_since: None }
     }
 
+    /// The host's own libraries, before anybody maps them.
+    fn observe_own(&mut self) {
+        for library in self.host.configured_libraries().into_iter().flatten() {
+            self.observe(None, &library);
+        }
+    }
+
     /// Sheds and restores what the tick has ordered.
     fn obey(&mut self) {
         let orders = self.orders.load_full();
@@ -375,13 +389,6 @@ impl Discovery {
             rows.filter_map(|row| self.host.open_mapped(*pid, row).ok()).find(same)
         });
         mapped.or_else(|| self.host.configured_libraries().into_iter().flatten().find(same))
-    }
-
-    /// The host's own libraries, before anybody maps them.
-    fn observe_own(&mut self) {
-        for library in self.host.configured_libraries().into_iter().flatten() {
-            self.observe(None, &library);
-        }
     }
 
     /// Lets go of files that nobody maps any more; while the driver is released, at once and of the host's own too.

@@ -16,6 +16,9 @@ use cotenant_model::{
 
 use crate::discovery::chain;
 
+/// What rests on tracefs.
+const TRACED: [&str; 5] = ["gpu_boundary", "process_life", "lock_mode", "oom_kills", "xid_tracepoint"];
+
 pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
     let mut features = Vec::new();
     if let Err(error) = host.ensure_mounted() {
@@ -157,15 +160,7 @@ fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
 }
 
 /// The state of everything that was planned, after the attempt.
-///
-/// Without `traced`, what looks unsupported may only be hidden: tracefs was not to be read.
-pub(crate) fn kernel(
-    facts: &HostFacts,
-    plan: &Plan,
-    kernel: &Kernel,
-    rights: &Rights,
-    traced: bool,
-) -> Vec<Feature> {
+pub(crate) fn kernel(facts: &HostFacts, plan: &Plan, kernel: &Kernel, rights: &Rights) -> Vec<Feature> {
     let failed = |name: &str| {
         kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| told(error, rights))
     };
@@ -194,7 +189,6 @@ pub(crate) fn kernel(
         ),
         (None, None) => feature("allocation_probes", FeatureState::Active, String::new()),
     }];
-    let hidden = "tracefs cannot be read (see the feature tracefs)";
     features.push(match (failed("boundary"), plan.boundary) {
         _ if let Some(idle) = idle => feature("gpu_boundary", FeatureState::Unsupported, idle.to_owned()),
         (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
@@ -206,11 +200,6 @@ pub(crate) fn kernel(
                 Boundary::SyscallTracepoint.as_str()
             ),
         ),
-        (None, Boundary::ContextOnly) if !traced => feature(
-            "gpu_boundary",
-            FeatureState::Degraded,
-            format!("{hidden}: the GPU of an allocation is known from its context only"),
-        ),
         (None, Boundary::ContextOnly) => feature(
             "gpu_boundary",
             FeatureState::Degraded,
@@ -221,9 +210,6 @@ pub(crate) fn kernel(
     });
     features.push(match (failed("process_exit").or_else(|| failed("process_exec")), plan.exit) {
         _ if let Some(idle) = idle => feature("process_life", FeatureState::Unsupported, idle.to_owned()),
-        (Some(reason), _) if !traced => {
-            feature("process_life", FeatureState::Broken, format!("{hidden}: {reason}"))
-        }
         (Some(reason), _) => feature("process_life", FeatureState::Broken, reason),
         (None, ExitRule::Leader) => feature(
             "process_life",
@@ -270,11 +256,6 @@ pub(crate) fn kernel(
         (None, Some(Waits { contention: true, .. })) => {
             feature("lock_mode", FeatureState::Active, String::new())
         }
-        (None, _) if !traced => feature(
-            "lock_mode",
-            FeatureState::Broken,
-            format!("{hidden}: readers and writers of a lock are not told apart"),
-        ),
         (None, _) => feature(
             "lock_mode",
             FeatureState::Unsupported,
@@ -284,9 +265,6 @@ pub(crate) fn kernel(
     // A victim is reported when it exits.
     features.push(match (failed("mark_victim").or_else(|| failed("process_exit")), plan.kills) {
         (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
-        (None, None) if !traced => {
-            feature("oom_kills", FeatureState::Broken, format!("{hidden}: kills for memory are not seen"))
-        }
         (None, None) => feature(
             "oom_kills",
             FeatureState::Unsupported,
@@ -310,6 +288,19 @@ pub(crate) fn kernel(
         None => feature("mapping_watch", FeatureState::Active, String::new()),
     });
     features
+}
+
+/// Where tracefs was not to be read, what looks unsupported may only be hidden.
+pub(crate) fn hide(features: &mut [Feature]) {
+    for feature in features.iter_mut().filter(|one| TRACED.contains(&one.name)) {
+        if feature.state == FeatureState::Active {
+            continue;
+        }
+        if feature.state == FeatureState::Unsupported {
+            feature.state = FeatureState::Broken;
+        }
+        feature.reason = format!("tracefs cannot be read (see the feature tracefs): {}", feature.reason);
+    }
 }
 
 /// What went wrong, and the one thing that is missing before it, where it is a right.

@@ -30,7 +30,7 @@ use crate::{
     budget::{self, Budget},
     config::{Config, LogFormat, simulated},
     control::{Door, Release, Signals},
-    discovery::{Discovery, chain},
+    discovery::{Discovery, Wanted, chain},
     events::{Events, Story, open_log},
     features,
     limits::Limits,
@@ -60,12 +60,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
     let listener = bind(&runtime, config.server.listen)?;
-    let (mut kernel, mut features) = load(config, &host, &held);
-    let pair = kernel.as_mut().and_then(|kernel| {
-        let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
-        features.push(feature);
-        pair
-    });
+    let (kernel, pair, mut features) = load(config, &host, &held);
     features.extend(rights::features(&held).into_iter().chain([dropped]));
     let namespace = features::pid_namespace(&host);
     let sees_pids = namespace.state == FeatureState::Active;
@@ -96,17 +91,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             host.clone(),
             watcher,
             probes,
-            Arc::clone(&orders),
+            Wanted { orders: Arc::clone(&orders), released: Arc::clone(&release.asked) },
             Arc::clone(&registry),
             Arc::clone(&libraries),
             Arc::clone(&reports),
-            Arc::clone(&release.asked),
         );
         let stop = Arc::clone(&stop);
-        threads.push(spawn("discovery", move || {
-            confinement.confine(Work::Attach);
-            discovery.run(&stop);
-        })?);
+        threads.push(confined(confinement, Work::Attach, "discovery", move || discovery.run(&stop))?);
     }
     let paging = Paging::new(config, &story);
     let ticker = Ticker {
@@ -138,13 +129,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
-    {
-        let (config, stop) = (config.clone(), Arc::clone(&stop));
-        threads.push(spawn("tick", move || {
-            confinement.confine(Work::Read);
-            ticker.run(&config, &stop);
-        })?);
-    }
+    let (settings, ending) = (config.clone(), Arc::clone(&stop));
+    threads.push(confined(confinement, Work::Read, "tick", move || ticker.run(&settings, &ending))?);
     // What is left to this thread is to wait, and to accept connections.
     confinement.confine(Work::Outside);
     runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
@@ -185,8 +171,8 @@ fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener> {
         .with_context(|| format!("cannot listen on {address}: is another agent running? set server.listen"))
 }
 
-/// The kernel side, as far as this host allows it, and how each part of it is.
-fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Vec<Feature>) {
+/// The kernel side, as far as this host allows it, what probes cost, and how each part is.
+fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Option<f64>, Vec<Feature>) {
     let (facts, mut features) = features::facts(host);
     let traced = features.iter().all(|feature| feature.state == FeatureState::Active);
     let choices = Choices {
@@ -196,15 +182,20 @@ fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Vec<Fea
     };
     let plan = decide(&facts, choices);
     match start(&plan, sizes(config), std::process::id()) {
-        Ok(kernel) => {
-            features.extend(features::kernel(&facts, &plan, &kernel, held, traced));
-            (Some(kernel), features)
+        Ok(mut kernel) => {
+            features.extend(features::kernel(&facts, &plan, &kernel, held));
+            if !traced {
+                features::hide(&mut features);
+            }
+            let (pair, cost) = features::probe_cost(host, &mut kernel.probes);
+            features.push(cost);
+            (Some(kernel), pair, features)
         }
         Err(error) => {
             let reason = features::told(&error, held);
             warn!(error = reason, "no eBPF: allocations are not seen, NVML's figures only");
             features.extend(features::without_kernel(&reason));
-            (None, features)
+            (None, None, features)
         }
     }
 }
@@ -276,6 +267,19 @@ fn nvml(config: &Config, host_pid_namespace: bool, started: Instant) -> Option<D
             None
         }
     }
+}
+
+/// As [`spawn`], with what `work` keeps.
+fn confined(
+    confinement: Confinement,
+    work: Work,
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    spawn(name, move || {
+        confinement.confine(work);
+        body();
+    })
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
