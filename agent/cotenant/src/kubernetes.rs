@@ -12,7 +12,7 @@ use cotenant_model::{
 use serde::Deserialize;
 use tracing::warn;
 
-use crate::{discovery::chain, features::feature};
+use crate::{features::feature, rights::Confinement};
 
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -81,7 +81,7 @@ impl Kubernetes {
     }
 
     /// The thread that asks, unless nobody is to be asked.
-    pub(crate) fn ask(&self, host: &Host) -> Option<Kubelet> {
+    pub(crate) fn ask(&self, host: &Host, confinement: Confinement) -> Option<Kubelet> {
         if self.enabled == Enabled::Off {
             return None;
         }
@@ -93,10 +93,12 @@ impl Kubernetes {
             deadline: self.deadline,
             resources: self.resources.clone(),
         };
-        Kubelet::spawn(host.clone(), config)
-            .inspect_err(
-                |error| warn!(error = %chain(error), "kubelet is not asked; pods are named by files only"),
-            )
+        confinement
+            .outside(|| Kubelet::spawn(host.clone(), config))
+            .and_then(|spawned| Ok(spawned?))
+            .inspect_err(|error| {
+                warn!(error = format!("{error:#}"), "kubelet is not asked; pods are named by files only");
+            })
             .ok()
     }
 }
