@@ -61,6 +61,7 @@ fn user(pod: &str, on: &str, bytes: u64) -> TenantView {
         memory: BTreeMap::new(),
         process_bytes: BTreeMap::from([(id(on), Ok(bytes))]),
         residual: BTreeMap::new(),
+        pool_reserved: BTreeMap::new(),
         utilization: BTreeMap::new(),
         operations: BTreeMap::new(),
         failures: BTreeMap::new(),
