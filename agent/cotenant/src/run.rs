@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
 use cotenant_host::Host;
-use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
+use cotenant_kernel::{Choices, HostFacts, Kernel, MapSizes, decide, start};
 use cotenant_model::view::Feature;
 use tokio::{
     net::TcpListener,
@@ -58,28 +58,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
     })?;
     let (facts, mut features) = features::facts(&host);
-    let choices = Choices {
-        syscall_tracepoint: config.kernel.syscall_tracepoint,
-        waits: config.waits.enabled,
-        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
-    };
-    let plan = decide(&facts, choices);
-    let mut kernel = match start(&plan, sizes(config), std::process::id()) {
-        Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel));
-            Some(kernel)
-        }
-        Err(error) => {
-            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&chain(&error)));
-            None
-        }
-    };
-    let pair = kernel.as_mut().and_then(|kernel| {
-        let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
-        features.push(feature);
-        pair
-    });
+    let (kernel, pair) = kernel_side(config, &host, &facts, &mut features);
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
@@ -96,7 +75,6 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let tap = Arc::new(Tap::default());
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
     let orders = Arc::new(ArcSwap::from_pointee(BTreeSet::new()));
-    let (share, shed_for) = (config.kernel.probe_share, config.kernel.shed_for);
     let mut threads = Vec::new();
     let mut reader = None;
     if let Some(Kernel { reader: maps, probes, watcher, .. }) = kernel {
@@ -130,7 +108,11 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         device,
         registry,
         libraries,
-        budget: Budget::new(budget::Rules { share, shed_for, pair }),
+        budget: Budget::new(budget::Rules {
+            share: config.kernel.probe_share,
+            shed_for: config.kernel.shed_for,
+            pair,
+        }),
         orders,
         pair,
         features,
@@ -162,6 +144,34 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served.context("the HTTP server failed")
+}
+
+/// The programs, loaded, with what their probes cost a call in seconds. Without them the agent goes on, and says why.
+fn kernel_side(
+    config: &Config,
+    host: &Host,
+    facts: &HostFacts,
+    features: &mut Vec<Feature>,
+) -> (Option<Kernel>, Option<f64>) {
+    let choices = Choices {
+        syscall_tracepoint: config.kernel.syscall_tracepoint,
+        waits: config.waits.enabled,
+        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
+    };
+    let plan = decide(facts, choices);
+    match start(&plan, sizes(config), std::process::id()) {
+        Ok(mut kernel) => {
+            features.extend(features::kernel(&plan, &kernel));
+            let (pair, feature) = features::probe_cost(host, &mut kernel.probes);
+            features.push(feature);
+            (Some(kernel), pair)
+        }
+        Err(error) => {
+            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
+            features.extend(features::without_kernel(&chain(&error)));
+            (None, None)
+        }
+    }
 }
 
 fn sizes(config: &Config) -> MapSizes {
