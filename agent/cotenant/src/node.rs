@@ -11,29 +11,34 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use cotenant_device::{Condition, Device};
-use cotenant_export::{Guard, Limits};
+use cotenant_device::{Condition, Device, Rung};
+use cotenant_export::Guard;
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
     Absence, DeviceSample, GpuId, Names, Node, Tenant,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
+    sharing::Sharers,
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
+    xid::{XidDetail, XidGpu, XidReport, XidSource},
 };
 use tracing::warn;
 
 use crate::{
     budget::{Budget, Key},
     config::Config,
+    control::Release,
     discovery::chain,
     events::{Events, Tick},
-    features::feature,
+    features::{feature, hearing},
+    limits::Limits,
     paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
+    serve::Gate,
     stacks::Stacks,
 };
 
@@ -42,12 +47,15 @@ const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
 pub(crate) struct Ticker {
     pub(crate) host: Host,
     pub(crate) reader: Option<Reader>,
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<Arc<Device>>,
+    pub(crate) release: Arc<Release>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
     pub(crate) pushes: Account,
+    pub(crate) limits: Limits,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) budget: Budget,
     /// What the budget wants of the one who attaches probes.
@@ -71,6 +79,7 @@ struct State {
     /// The tenants of NVML's PIDs, and the poll they belong to.
     listed: (Option<Duration>, BTreeMap<u32, Tenant>),
     restraint: Restraint,
+    sharers: Sharers,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
 }
@@ -80,11 +89,12 @@ impl Ticker {
         let mut state = State {
             node: Node::default(),
             forecaster: Forecaster::default(),
-            guard: Guard::new(Limits { max_tenants: config.tenants.max }),
+            guard: Guard::new(cotenant_export::Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
             listed: (None, BTreeMap::new()),
             restraint: Restraint::default(),
+            sharers: Sharers::default(),
             holders: (Duration::ZERO, Vec::new()),
         };
         while !stop.load(Ordering::Relaxed) {
@@ -100,7 +110,7 @@ impl Ticker {
     fn tick(&mut self, state: &mut State, retention: Duration) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
-            Device::latest,
+            |device| device.latest(),
         );
         let mut kernel = self.read(state, &device);
         if let Ok(registry) = self.registry.lock() {
@@ -117,16 +127,20 @@ impl Ticker {
                 listed.chain(gpu.process_utilization.iter().flatten().map(|process| process.pid))
             })
             .collect();
-        let resolved =
-            self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
-        let Resolved { by_process, by_pid } = resolved.unwrap_or_default();
+        let listed = device.gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten());
+        let servers = listed.filter(|process| process.mps_server).map(|process| process.pid).collect();
+        let resolved = self
+            .registry
+            .lock()
+            .map(|mut registry| (registry.resolve(&kernel.processes, &pids, &servers), registry.granted()));
+        let (Resolved { by_process, by_pid }, granted) = resolved.unwrap_or_default();
         // NVML's PIDs are whose they were at its poll: one that is reused since is somebody else's.
         if state.listed.0 != Some(device.taken) {
             state.listed = (Some(device.taken), by_pid);
         }
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
-        let step = state.node.advance(&kernel, &device, names, now, retention);
+        let mut step = state.node.advance(&kernel, &device, names, now, retention);
         if let Some(device) = &self.device {
             device.hold_back(state.restraint.weigh(&Tenant::agent(), &step.fresh_blame, now));
         }
@@ -136,6 +150,14 @@ impl Ticker {
             [only] => Some(only),
             _ => None,
         };
+        let sharing =
+            state.sharers.advance(&device, |process| by_pid.get(&process.pid).cloned(), &granted, now);
+        for gpu in &mut step.gpus {
+            gpu.sharing = sharing.get(&gpu.sample.id).copied().unwrap_or(gpu.sharing);
+        }
+        self.limits.advance(&kernel, &device, (self.reader.as_ref(), only), now);
+        self.limits.publish(by_process, &mut step.tenants);
+        let faults = self.device.as_deref().map(faults).unwrap_or_default();
         let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
@@ -145,8 +167,10 @@ impl Ticker {
             stacks: &self.stacks,
             reader: self.reader.as_ref(),
             only,
+            limits: &self.limits,
+            faults,
         });
-        events.lost += unfetched;
+        events.lost += unfetched + self.device.as_deref().map_or(0, Device::faults_dropped);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -248,11 +272,12 @@ impl Ticker {
             }
         }
         let mut features = self.features.clone();
-        features.push(self.nvml_feature(device));
+        features.extend([self.nvml_feature(device), self.gate.feature()]);
         let libraries = self.libraries.load_full();
         if self.reader.is_some() {
             features.push(self.budget.feature(&libraries));
         }
+        features.push(hearing(self.device.as_deref().map(Device::hearing)));
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
@@ -282,6 +307,9 @@ impl Ticker {
         let Some(live) = &self.device else {
             return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
         };
+        if let Some(reason) = self.release.reason() {
+            return feature("nvml", FeatureState::Disabled, reason);
+        }
         let Err(reason) = device.library else {
             return feature("nvml", FeatureState::Active, String::new());
         };
@@ -302,4 +330,15 @@ impl Ticker {
         };
         feature("nvml", state, format!("{}: {remedy}", reason.as_str()))
     }
+}
+
+/// What NVML told of faults since the last tick, with how long ago.
+fn faults(device: &Device) -> Vec<(Duration, XidReport)> {
+    let report = |rung: Rung| {
+        let detail = XidDetail { gpu_instance: rung.alarm.gpu_instance, ..XidDetail::default() };
+        let gpu = XidGpu::Id(rung.alarm.gpu);
+        let report = XidReport { source: XidSource::Nvml, time_ns: 0, gpu, code: rung.alarm.code, detail };
+        (rung.at.elapsed(), report)
+    };
+    device.faults().into_iter().map(report).collect()
 }

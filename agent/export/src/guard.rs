@@ -203,6 +203,8 @@ fn empty(tenant: Tenant) -> TenantView {
         latency: BTreeMap::new(),
         waits: BTreeMap::new(),
         excess: Excess::default(),
+        limits: Vec::new(),
+        device_cgroup_bytes: BTreeMap::new(),
     }
 }
 
@@ -254,6 +256,13 @@ fn add_levels(sum: &mut TenantView, view: &TenantView) {
         mine.context += residual.context;
         mine.baseline += residual.baseline;
         mine.drift += residual.drift;
+    }
+    for (gpu, bytes) in &view.device_cgroup_bytes {
+        *sum.device_cgroup_bytes.entry(gpu.clone()).or_default() += bytes;
+    }
+    // Each of several tenants has limits of its own: together they have none.
+    if sum.tenant == view.tenant {
+        sum.limits.extend(view.limits.iter().cloned());
     }
     for (gpu, share) in &view.utilization {
         *sum.utilization.entry(gpu.clone()).or_default() += share;

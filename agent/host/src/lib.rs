@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that unwraps fails at the right line"))]
 
 pub mod btf;
+mod dmem;
 mod elf;
 mod error;
 mod facts;
@@ -16,10 +17,12 @@ mod memory_events;
 mod names;
 mod process;
 mod read;
+mod rights;
 pub mod tracefs;
 
 use std::path::{Path, PathBuf};
 
+pub use dmem::{Dmem, Region};
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;
 pub use facts::KernelVersion;
@@ -31,6 +34,7 @@ pub use mappings::{Mapping, Mappings};
 pub use memory_events::MemoryEvents;
 pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};
+pub use rights::{Capability, Rights};
 
 /// A host as a directory tree, so that tests can bring a recorded one.
 #[derive(Clone, Debug)]

@@ -6,11 +6,12 @@
 use super::Stability::{Development, Stable};
 use super::attributes::{
     ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
-    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FORECAST, FORECAST_OUTCOME, FUNCTION, HEADROOM_PART, HORIZON,
-    HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE,
-    INCIDENT_KIND, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE,
-    OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME,
-    READING, RELATION, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
+    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FIGURE, FORECAST, FORECAST_OUTCOME, FUNCTION, HEADROOM_PART,
+    HORIZON, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION,
+    HW_TYPE, INCIDENT_KIND, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LIMIT_SCOPE, LIMIT_SOURCE,
+    LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION, OTLP_DROP_REASON,
+    OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME, READING, RELATION, SHARING_MODE, SYMBOL_STATE,
+    TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID, XID_SOURCE,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -175,6 +176,10 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, WAIT_CLASS], "T x 7",
         "Time in seconds that a tenant's threads were blocked inside driver calls, by what they waited for, told from the \
          kernel stack at blocking. Measured; time ready to run without a CPU is not in here.";
+    FigureAge: Gauge Development Unit::SECONDS, "cotenant.gpu.figure.age", "cotenant_gpu_figure_age_seconds",
+        [HW_ID, FIGURE], "G x 11",
+        "Age in seconds of a figure that does not come with every NVML poll: the dearer its call and the more tenants wait \
+         for the agent, the more seldom it is read. Memory and processes are as old as cotenant_gpu_readings_age_seconds.";
     GpuInfo: Info Development Unit::STATE, "cotenant.gpu", "cotenant_gpu_info",
         [HW_ID, HW_TYPE, HW_NAME, HW_PARENT, HW_DRIVER_VERSION], "G",
         "What a GPU or MIG instance is, from NVML. Join on hw_id.";
@@ -186,6 +191,10 @@ catalogue! {
     MemoryBandwidth: Gauge Development Unit::RATIO, "cotenant.gpu.memory.bandwidth.utilization",
         "cotenant_gpu_memory_bandwidth_utilization_ratio", [HW_ID], "G",
         "Share of NVML's last sample period (up to 1 s) in which GPU memory was read or written, 0 to 1. Time, not bytes.";
+    MemoryCgroup: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.cgroup", "cotenant_gpu_memory_cgroup_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Device memory that the kernel counts for a tenant's cgroups (dmem.current, since Linux 6.14). Not there where the \
+         kernel or the GPU's driver has no such count.";
     MemoryConfidence: Gauge Development Unit::STATE, "cotenant.gpu.memory.confidence",
         "cotenant_gpu_memory_confidence", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, CONFIDENCE], "T x 3",
         "1 for the word that says how far a tenant's ledger can be trusted, 0 for the others. The worst of its processes.";
@@ -242,6 +251,16 @@ catalogue! {
         "T x G x 3",
         "NVML's process bytes minus the ledger's device bytes of a tenant, in parts that add up to it. Signed: drift below \
          zero is a ledger above NVML. The two are read at different moments.";
+    TenantLimit: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.tenant.limit",
+        "cotenant_gpu_memory_tenant_limit_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, LIMIT_SOURCE, LIMIT_SCOPE], "T x G x 3",
+        "What a tenant, or each of its processes, may take of a GPU, by who says so; the tightest of each source. Requests \
+         of a scheduler are no limits. An MPS server's own default is not seen.";
+    TenantRoom: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.tenant.room",
+        "cotenant_gpu_memory_tenant_room_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, LIMIT_SOURCE, LIMIT_SCOPE], "T x G x 3",
+        "Bytes between what counts against cotenant_gpu_memory_tenant_limit_bytes and the limit: by the cgroup's own count \
+         for dmem, by the ledger for a process. Not there where that is unknown.";
     MemoryUnattributed: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.unattributed",
         "cotenant_gpu_memory_unattributed_bytes", [HW_ID], "G",
         "Used bytes of a GPU that no listed process accounts for, from NVML: managed pages, processes that NVML hides. \
@@ -275,6 +294,10 @@ catalogue! {
         "cotenant_gpu_reclaim_risk_victim", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "G x 3",
         "1 for the three tenants whose allocations would be refused first if the GPU filled up, by the sizes and the pace \
          of what they ask for. Read it only with a risk.";
+    SharingMode: Gauge Development Unit::STATE, "cotenant.gpu.sharing.mode", "cotenant_gpu_sharing_mode",
+        [HW_ID, SHARING_MODE], "G x 5",
+        "1 for how the GPU is shared, 0 for the other ways: told from MIG and compute mode, NVML's MPS lists, grants, and who \
+         was on it in the last ten minutes. What it was told from is on /status.";
     TenantGrowth: Gauge Development Unit::BYTES, "cotenant.gpu.tenant.memory.growth",
         "cotenant_gpu_tenant_memory_growth_bytes",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, HORIZON], "T x G x 3",
@@ -300,10 +323,15 @@ catalogue! {
          grows. Whether it goes on is what cotenant_gpu_reclaim_risk_ratio says.";
     XidErrors: Counter Development Unit::count("{fault}"), "cotenant.gpu.xid.errors", "cotenant_gpu_xid_errors_total",
         [HW_ID_OR_UNKNOWN, XID], "512",
-        "Xid faults of a GPU since the agent came, by code, from the kernel's log; the follow-ups of a fault are in here.";
+        "Xid faults of a GPU since the agent came, by code, once for each fault whoever tells \
+         of it; the follow-ups of a fault are in here.";
     XidLast: Gauge Development Unit::SECONDS, "cotenant.gpu.xid.last_seen", "cotenant_gpu_xid_last_seen_seconds",
         [HW_ID_OR_UNKNOWN, XID], "512",
         "When this Xid was last seen on the GPU, in seconds since the Unix epoch.";
+    XidReports: Counter Development Unit::count("{report}"), "cotenant.gpu.xid.reports",
+        "cotenant_gpu_xid_reports_total", [HW_ID_OR_UNKNOWN, XID, XID_SOURCE], "512 x 3",
+        "What each source told of Xid faults. A source that tells fewer than another misses some; the faults themselves are \
+         in cotenant_gpu_xid_errors_total.";
     IncidentsOpen: UpDownCounter Development Unit::count("{incident}"), "cotenant.incidents.open",
         "cotenant_incidents_open", [], "1",
         "Incidents that go on now. They are on /api/v1/incidents, in words.";
