@@ -8,7 +8,7 @@ use cotenant_node::{Cgroup, Tenant, World, losses, scrape::Scrape};
 
 const BEGIN: &str = "init\nuuid 0\nretain 0\n";
 const LIVE: &str = "cotenant_gpu_memory_live_bytes";
-const MIB: f64 = 1048576.0;
+const MIB: f64 = 1_048_576.0;
 
 /// One tenant of a test: its cgroup goes after it.
 struct Guest {
@@ -170,7 +170,7 @@ fn c67_what_a_probed_call_costs_is_known_within_a_factor_of_two() -> Result<()> 
             let begun = on_cpu(tenant.pid())?;
             tenant.go()?;
             tenant.expect("done")?;
-            best = best.min((on_cpu(tenant.pid())? - begun) / PAIRS);
+            best = best.min(on_cpu(tenant.pid())?.saturating_sub(begun) / PAIRS);
         }
         Ok(best)
     };

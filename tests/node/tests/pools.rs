@@ -5,7 +5,7 @@ use anyhow::Result;
 use cotenant_node::{Cgroup, World, losses, scrape::Scrape};
 
 const BEGIN: &str = "init\nuuid 0\nretain 0\n";
-const MIB: f64 = 1048576.0;
+const MIB: f64 = 1_048_576.0;
 
 #[test]
 fn a_pools_memory_is_two_figures_used_and_taken() -> Result<()> {
