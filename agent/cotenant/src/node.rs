@@ -28,6 +28,7 @@ use crate::{
     discovery::chain,
     events::{Events, Tick},
     features::feature,
+    notify::Notify,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -49,6 +50,7 @@ pub(crate) struct Ticker {
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
+    pub(crate) notify: Arc<Mutex<Notify>>,
     pub(crate) started: Instant,
     pub(crate) started_unix: f64,
 }
@@ -79,10 +81,17 @@ impl Ticker {
             restraint: Restraint::default(),
             holders: (Duration::ZERO, Vec::new()),
         };
+        if let Ok(mut notify) = self.notify.lock() {
+            notify.expect_ticks(config.agent.interval);
+        }
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
             let view = self.tick(&mut state, config.tenants.retention);
-            self.published.store(Some(Arc::new(view)));
+            let view = Arc::new(view);
+            self.published.store(Some(Arc::clone(&view)));
+            if let Ok(mut notify) = self.notify.lock() {
+                notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
+            }
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
         }
