@@ -50,7 +50,7 @@ pub(crate) struct Ticker {
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
-    pub(crate) notify: Arc<Mutex<Notify>>,
+    pub(crate) notify: Notify,
     pub(crate) started: Instant,
     pub(crate) started_unix: f64,
 }
@@ -81,17 +81,13 @@ impl Ticker {
             restraint: Restraint::default(),
             holders: (Duration::ZERO, Vec::new()),
         };
-        if let Ok(mut notify) = self.notify.lock() {
-            notify.expect_ticks(config.agent.interval);
-        }
+        self.notify.expect_ticks(config.agent.interval);
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
             let view = self.tick(&mut state, config.tenants.retention);
             let view = Arc::new(view);
             self.published.store(Some(Arc::clone(&view)));
-            if let Ok(mut notify) = self.notify.lock() {
-                notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
-            }
+            self.notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
         }

@@ -87,7 +87,6 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
-    let notify = Arc::new(Mutex::new(Notify::from_environment()));
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
     let mut threads = Vec::new();
     let mut reader = None;
@@ -122,7 +121,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         features,
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
-        notify: Arc::clone(&notify),
+        notify: Notify::from_environment(),
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
@@ -133,9 +132,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     info!(address = %config.server.listen, "serving");
     let served = runtime.block_on(serve(listener, Shared { published, story, tap }));
     info!("stopping");
-    if let Ok(notify) = notify.lock() {
-        notify.stopping();
-    }
+    Notify::from_environment().stopping();
     stop.store(true, Ordering::Relaxed);
     for thread in threads {
         thread.thread().unpark();
