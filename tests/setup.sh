@@ -173,7 +173,7 @@ install_validator() {
 }
 
 install_cargo_deb() {
-    [ "$("$TOOLS/bin/cargo-deb" --version 2>/dev/null)" = "$CARGO_DEB" ] && return
+    [ "$("$TOOLS/bin/cargo-deb" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] && return
     say "building cargo-deb $CARGO_DEB (some minutes)"
     cargo install cargo-deb --version "$CARGO_DEB" --locked --quiet --root "$TOOLS"
 }
