@@ -29,16 +29,10 @@ CAPABILITY = {"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$
 
 # What a default does not tell: values of Kubernetes' own types, and those with a few allowed words.
 KNOWN = {
-    "config.waits.symbols": STRINGS,
-    "config.otlp.headers": STRINGS,
     "config.otlp.protocol": {"enum": ["grpc", "http/protobuf"]},
     "config.otlp.compression": {"enum": ["none", "gzip", "zstd"]},
     "config.otlp.temporality": {"enum": ["cumulative", "delta"]},
     "config.log.format": {"enum": ["text", "json"]},
-    "commonLabels": STRINGS,
-    "podLabels": STRINGS,
-    "podAnnotations": STRINGS,
-    "nodeSelector": STRINGS,
     "affinity": OBJECT,
     "tolerations": OBJECTS,
     "extraEnv": OBJECTS,
@@ -49,9 +43,6 @@ KNOWN = {
     "securityContext.capabilities.add": CAPABILITY,
     "securityContext.seccomp.type": {"enum": ["RuntimeDefault", "Localhost", "Unconfined"]},
     "securityContext.appArmor.type": {"enum": ["", "RuntimeDefault", "Localhost", "Unconfined"]},
-    "securityContext.seLinuxOptions": STRINGS,
-    "serviceAccount.annotations": STRINGS,
-    "service.annotations": STRINGS,
     "updateStrategy": OBJECT,
     # A request for a GPU would take it from a tenant: resources are those of the processor and the memory only.
     "resources": {
@@ -67,12 +58,8 @@ KNOWN = {
         },
     },
     "otlp.protocol": {"enum": ["grpc", "http/protobuf"]},
-    "monitoring.podMonitor.labels": STRINGS,
     "monitoring.podMonitor.metricRelabelings": OBJECTS,
-    "monitoring.serviceMonitor.labels": STRINGS,
     "monitoring.serviceMonitor.metricRelabelings": OBJECTS,
-    "monitoring.prometheusRule.labels": STRINGS,
-    "monitoring.dashboards.annotations": STRINGS,
     "networkPolicy.from": OBJECTS,
     "networkPolicy.egress": OBJECTS,
     "gpuNodeLabels": {
@@ -105,6 +92,8 @@ def described(value, path=""):
         return KNOWN[path]
     if re.fullmatch(r"probes\.\w+", path):
         return {"type": "object", "additionalProperties": False, "properties": PROBE}
+    if value == {}:
+        return STRINGS
     if isinstance(value, dict):
         inner = {key: described(of, f"{path}.{key}".lstrip(".")) for key, of in value.items()}
         for key in {name.rpartition(".")[2] for name in ELSEWHERE if name.rpartition(".")[0] == path}:

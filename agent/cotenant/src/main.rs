@@ -12,6 +12,7 @@ mod identify;
 mod layouts;
 mod node;
 mod notify;
+mod paging;
 mod papers;
 mod record;
 mod registry;
