@@ -59,6 +59,7 @@ wanted_packages() {
     has umoci || echo umoci
     has runc || echo runc
     has mmdebstrap || echo mmdebstrap
+    has systemd-nspawn || echo systemd-container
     parses_openmetrics || python3 -m pip --version >/dev/null 2>&1 || echo python3 python3-pip
     compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf
     rust_is_new_enough || has rustup || echo cargo-web rustc-web

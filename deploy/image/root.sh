@@ -19,7 +19,7 @@ apt=(apt-get -qq -o "APT::Architecture=$architecture" -o "APT::Architectures::=$
 (cd "$state/debs" && "${apt[@]}" download "${packages[@]}")
 
 rm -rf "$root"
-mkdir -p "$root"/usr/lib "$root"/usr/lib64 "$root"/usr/bin "$root"/etc/ssl/certs "$root"/etc/cotenant "$root"/tmp "$root"/run \
+mkdir -p "$root"/usr/lib "$root"/usr/lib64 "$root"/usr/bin "$root"/etc/ssl/certs "$root"/etc/cotenant "$root"/tmp "$root"/run/cotenant \
     "$root"/proc "$root"/sys "$root"/dev "$root"/var/log/pods "$root"/var/lib/kubelet/pod-resources "$root"/driver \
     "$root"/var/lib/dpkg/status.d
 chmod 1777 "$root/tmp"

@@ -86,7 +86,9 @@ class Objects(unittest.TestCase):
         for objects in self.each():
             pod, container = chart.pod(objects), chart.container(objects)
             mounts = container["volumeMounts"]
-            self.assertTrue(all(mount["readOnly"] for mount in mounts))
+            own = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
+            self.assertEqual(own, {"run"})
+            self.assertTrue(all(mount.get("readOnly") for mount in mounts if mount["name"] not in own))
             self.assertEqual({mount["name"] for mount in mounts}, {volume["name"] for volume in pod["volumes"]})
             for volume in pod["volumes"]:
                 path = volume.get("hostPath", {}).get("path", "/x")

@@ -13,17 +13,19 @@ import unittest
 import node
 from node import chart, run, until
 
-CLEAN = node.ROOT / "target/packages-root.tar"
 PACKAGES = node.ROOT / "target/packages"
 SUITE = "bookworm"
 MEMORY = "64MiB"
 
 
-def clean():
-    """A minimal Debian, made once."""
-    if not CLEAN.exists():
-        run("mmdebstrap", "--variant=minbase", "--mode=root", "--quiet", SUITE, CLEAN)
-    return CLEAN
+def clean(more=""):
+    """A minimal Debian with these packages beside, made once."""
+    made = node.ROOT / f"target/clean-{more or 'minimal'}.tar"
+    if not made.exists():
+        part = made.with_suffix(".part.tar")
+        run("mmdebstrap", "--variant=minbase", "--mode=root", "--quiet", *([f"--include={more}"] if more else []), SUITE, part)
+        part.rename(made)
+    return made
 
 
 def packaged(version=None):

@@ -48,7 +48,9 @@ def written(place, objects, root, image, extra):
     assert pod["hostPID"] and not security["privileged"]
     (place / "config").mkdir()
     (place / "config/cotenant.toml").write_text(chart.configuration(objects), encoding="utf-8")
-    volumes = {one["name"]: one["hostPath"]["path"] if "hostPath" in one else str(place / "config") for one in pod["volumes"]}
+    (place / "run").mkdir()
+    own = {"config": str(place / "config"), "run": str(place / "run")}
+    volumes = {one["name"]: one["hostPath"]["path"] if "hostPath" in one else own[one["name"]] for one in pod["volumes"]}
     capabilities = [f"CAP_{name}" for name in security["capabilities"]["add"]]
     environment = {one["name"]: one.get("value", "this-node") for one in container["env"]}
     seccomp = None
@@ -61,7 +63,7 @@ def written(place, objects, root, image, extra):
         mount("/proc", "proc", "proc", "nosuid", "noexec", "nodev"),
         mount("/dev", "tmpfs", "tmpfs", "nosuid", "strictatime", "mode=755", "size=65536k"),
         mount("/sys", "sysfs", "sysfs", "nosuid", "noexec", "nodev", "ro"),
-        *(mount(one["mountPath"], "bind", volumes[one["name"]], "rbind", "rprivate", "ro") for one in container["volumeMounts"]),
+        *(mount(one["mountPath"], "bind", volumes[one["name"]], "rbind", "rprivate", "ro" if one.get("readOnly") else "rw") for one in container["volumeMounts"]),
         *extra,
     ]
     spec = {
