@@ -35,4 +35,4 @@ for pair in "$own=$agent" "$@"; do
 done
 rm -f "$directory/cotenant.oci.tar"
 "${build[@]}" manifest push --quiet --all "$manifest" "oci-archive:$directory/cotenant.oci.tar:$version"
-ls -l "$directory/cotenant.oci.tar" | awk '{ print "image: " $5 " bytes in " $9 }'
+echo "image: $(stat -c %s "$directory/cotenant.oci.tar") bytes in $directory/cotenant.oci.tar"

@@ -32,7 +32,6 @@ SETS = {
         "--set=monitoring.prometheusRule.enabled=true",
         "--set=monitoring.dashboards.enabled=true",
         "--set=networkPolicy.enabled=true",
-        "--set=api.watch=true",
         "--set=host.runtimeSocket=/run/containerd",
         "--set=host.kernelLog=true",
         "--set=otlp.endpoint=https://collector:4317",
