@@ -139,15 +139,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     info!(address = %config.server.listen, "serving");
     let served =
         runtime.block_on(serve(listener, Shared { published, story, tap, exemplars: telemetry.exemplars() }));
-    info!("stopping");
-    Notify::from_environment().stopping();
-    stop.store(true, Ordering::Relaxed);
-    for thread in threads {
-        thread.thread().unpark();
-        if thread.join().is_err() {
-            warn!("a thread ended in panic");
-        }
-    }
+    end(threads, &stop);
     telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
@@ -161,6 +153,19 @@ fn sizes(config: &Config) -> MapSizes {
         threads: kernel.threads,
         pointers: kernel.pointers,
         handles: kernel.handles,
+    }
+}
+
+/// Tells the threads to stop, and waits for them.
+fn end(threads: Vec<JoinHandle<()>>, stop: &AtomicBool) {
+    info!("stopping");
+    Notify::from_environment().stopping();
+    stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.thread().unpark();
+        if thread.join().is_err() {
+            warn!("a thread ended in panic");
+        }
     }
 }
 
