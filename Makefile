@@ -18,13 +18,16 @@ TOOLS := $(CURDIR)/target/tools/bin
 PROFILE ?= release
 AGENT = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/cotenant
 
-.PHONY: help setup build sim ebpf-objects demo run test test-exports test-deploy test-packages chart papers packages image lint gpu-bundle
+.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-deploy test-packages chart papers packages image lint gpu-bundle
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Bring what building and testing need (Debian 12 as root, or rustup)
 	@bash tests/setup.sh
+
+setup-packages: ## Bring what making and trying packages and the image needs as well
+	@bash tests/setup.sh packages
 
 build: ## Build the agent, its eBPF programs with it
 	cargo build --locked -p cotenant

