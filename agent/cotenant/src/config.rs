@@ -71,7 +71,11 @@ pub(crate) struct Kernel {
     pub(crate) threads: u32,
     pub(crate) pointers: u32,
     pub(crate) handles: u32,
+    pub(crate) process_share: f64,
     pub(crate) syscall_tracepoint: bool,
+    pub(crate) probe_share: f64,
+    #[serde(with = "humantime_serde")]
+    pub(crate) shed_for: Duration,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -153,9 +157,18 @@ impl Default for Agent {
 
 impl Default for Kernel {
     fn default() -> Self {
-        let cotenant_kernel::MapSizes { processes, threads, pointers, handles } =
+        let cotenant_kernel::MapSizes { processes, threads, pointers, handles, .. } =
             cotenant_kernel::MapSizes::default();
-        Self { processes, threads, pointers, handles, syscall_tracepoint: true }
+        Self {
+            processes,
+            threads,
+            pointers,
+            handles,
+            process_share: 0.5,
+            syscall_tracepoint: true,
+            probe_share: 0.5,
+            shed_for: Duration::from_secs(30),
+        }
     }
 }
 
@@ -256,6 +269,18 @@ fn check(config: &Config) -> Result<()> {
             bail!("kernel.{key} is {value}: allowed are 64 to {most}");
         }
     }
+    if !(0.01..=1.0).contains(&kernel.process_share) {
+        bail!(
+            "kernel.process_share is {}: allowed are 0.01 to 1; with 1 one process may fill a map",
+            kernel.process_share
+        );
+    }
+    if !(0.0..=64.0).contains(&kernel.probe_share) {
+        bail!("kernel.probe_share is {}: allowed are 0 (never) to 64, in CPUs", kernel.probe_share);
+    }
+    if kernel.shed_for < Duration::from_secs(1) {
+        bail!("kernel.shed_for is {:?}: not below 1s, or probes come and go all the time", kernel.shed_for);
+    }
     if !events.kernel_log.is_absolute() {
         bail!(
             "events.kernel_log is {}: a path from the root is wanted, such as /dev/kmsg",
@@ -302,6 +327,9 @@ mod tests {
         for (text, word) in [
             ("[kernel]\npointers = 1\n", "64 to"),
             ("[tenants]\nmax = 0\n", "1 and more"),
+            ("[kernel]\nprocess_share = 0.0\n", "0.01 to 1"),
+            ("[kernel]\nprobe_share = -1.0\n", "0 (never)"),
+            ("[kernel]\nshed_for = \"10ms\"\n", "1s"),
             ("[nvml]\ndeadline = \"0s\"\n", "2s"),
             ("[events]\nkernel_log = \"kmsg\"\n", "/dev/kmsg"),
         ] {

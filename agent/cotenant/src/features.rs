@@ -1,9 +1,18 @@
 //! Owns what this host lets the agent do, asked once at start, and how that is said.
 //! Refuses to fail the start for one missing facility: each costs its own feature only.
 
+use std::path::Path;
+
+use cotenant_device::Hearing;
 use cotenant_host::Host;
-use cotenant_kernel::{Boundary, ExitRule, HostFacts, Kernel, Plan, TaskOffsets, Waits};
-use cotenant_model::view::{Feature, FeatureState};
+use cotenant_kernel::{
+    Boundary, Calibration, ExitRule, HostFacts, Kernel, Plan, Probes, Site, TaskOffsets, Waits, XidOffsets,
+    calibrate, site,
+};
+use cotenant_model::{
+    Absence,
+    view::{Feature, FeatureState},
+};
 
 use crate::discovery::chain;
 
@@ -48,8 +57,85 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         interrupts: interrupts(host),
         contention: host.event_format("lock", "contention_begin").is_ok(),
         victim_offset: offset("oom", "mark_victim", "pid"),
+        xid: xid(host),
     };
     (facts, features)
+}
+
+/// Where the driver's own tracepoint has what it says of a fault.
+fn xid(host: &Host) -> Option<XidOffsets> {
+    let format = host.event_format("nvidia", "nvidia_dev_xid").ok()?;
+    let of = |name| format.field(name).filter(|field| field.size == 4).map(|field| field.offset);
+    Some(XidOffsets { code: of("error_code")?, device: of("dev")?, message: of("msg")? })
+}
+
+/// What the probes of one call cost on this host, in seconds, measured on a function of the agent's own.
+pub(crate) fn probe_cost(host: &Host, probes: &mut Probes) -> (Option<f64>, Feature) {
+    let name = "probe_cost";
+    if !host.in_initial_pid_namespace().unwrap_or(false) {
+        // The programs would not know the agent, and take it for a tenant.
+        let reason = "not in the host's PID namespace: what probes cost is not measured (set hostPID: true)";
+        return (None, feature(name, FeatureState::Degraded, reason.into()));
+    }
+    let address = site();
+    let own = host.mappings(std::process::id()).ok().and_then(|mappings| {
+        let mapping = mappings.rows.into_iter().find(|row| (row.start..row.end).contains(&address))?;
+        Some(address - mapping.start + mapping.offset)
+    });
+    let Some(offset) = own else {
+        let reason = "the agent's own program is not in /proc/self/maps: what probes cost is not measured";
+        return (None, feature(name, FeatureState::Broken, reason.into()));
+    };
+    match calibrate(probes, Site { path: Path::new("/proc/self/exe"), offset }) {
+        Ok(Some(Calibration { pair, calls })) => {
+            let reason = format!("{} ns a probed call, by {calls} calls", pair.as_nanos());
+            (Some(pair.as_secs_f64()), feature(name, FeatureState::Active, reason))
+        }
+        Ok(None) => {
+            let reason =
+                "the agent's own probed function was not slower for it: what probes cost is not known";
+            (None, feature(name, FeatureState::Broken, reason.into()))
+        }
+        Err(error) => (None, feature(name, FeatureState::Broken, chain(&error))),
+    }
+}
+
+/// Whether NVML tells of faults.
+pub(crate) fn hearing(hearing: Option<Hearing>) -> Feature {
+    let (state, reason) = match hearing {
+        None => (FeatureState::Disabled, "nvml.enabled = false".into()),
+        Some(Hearing::Listening { .. }) => (FeatureState::Active, String::new()),
+        Some(Hearing::NotYet) => (
+            FeatureState::Degraded,
+            "NVML has not answered yet; Xids come from the kernel's log alone".into(),
+        ),
+        Some(Hearing::Released) => (FeatureState::Degraded, "NVML is let go of, on request".into()),
+        Some(Hearing::Failed(reason @ (Absence::NotSupported | Absence::SymbolMissing))) => (
+            FeatureState::Unsupported,
+            format!("{}: NVML tells no events here; Xids come from the kernel's log alone", reason.as_str()),
+        ),
+        Some(Hearing::Failed(reason)) => (
+            FeatureState::Broken,
+            format!(
+                "{}: NVML's events are asked for again; Xids come from the kernel's log",
+                reason.as_str()
+            ),
+        ),
+        Some(Hearing::Hung { since }) => (
+            FeatureState::Broken,
+            format!("a wait has been stuck for {} s: the driver hangs", since.as_secs()),
+        ),
+    };
+    feature("xid_events", state, reason)
+}
+
+/// Whether cgroups count device memory here.
+pub(crate) fn dmem(host: &Host) -> Feature {
+    if host.has_dmem() {
+        return feature("dmem", FeatureState::Active, String::new());
+    }
+    let reason = "absent: this kernel has no dmem controller (Linux 6.14); cgroups neither count nor limit device memory";
+    feature("dmem", FeatureState::Unsupported, reason.into())
 }
 
 /// Kernel text that runs in interrupt context only. Exceptions come before interrupts in their section and are left
@@ -145,6 +231,17 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
         ),
         (None, Some(_)) => feature("oom_kills", FeatureState::Active, String::new()),
     });
+    features.push(match (failed("xid"), plan.xid) {
+        (Some(reason), _) => feature("xid_tracepoint", FeatureState::Broken, reason),
+        (None, None) => feature(
+            "xid_tracepoint",
+            FeatureState::Unsupported,
+            "no nvidia:nvidia_dev_xid under tracefs when the agent started (driver 550 or later, its module loaded): \
+             Xids are taken from the kernel's log alone"
+                .into(),
+        ),
+        (None, Some(_)) => feature("xid_tracepoint", FeatureState::Active, String::new()),
+    });
     features.push(match &kernel.watcher.blind {
         Some(error) => feature("mapping_watch", FeatureState::Degraded, chain(error)),
         None => feature("mapping_watch", FeatureState::Active, String::new()),
@@ -162,6 +259,7 @@ pub(crate) fn without_kernel(reason: &str) -> Vec<Feature> {
         "waits",
         "lock_mode",
         "oom_kills",
+        "xid_tracepoint",
         "mapping_watch",
     ]
     .map(|name| feature(name, FeatureState::Broken, reason.to_owned()))
@@ -184,4 +282,35 @@ pub(crate) fn pid_namespace(host: &Host) -> Feature {
 
 pub(crate) fn feature(name: &'static str, state: FeatureState, reason: String) -> Feature {
     Feature { name, state, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c107_the_drivers_tracepoint_is_read_at_the_offsets_of_its_format_file() {
+        let root = tempfile::tempdir().expect("a directory");
+        let event = root.path().join("sys/kernel/tracing/events/nvidia/nvidia_dev_xid");
+        std::fs::create_dir_all(&event).expect("writable");
+        let format = |last: &str| {
+            format!(
+                "name: nvidia_dev_xid\nID: 2101\nformat:\n\
+                 \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+                 \tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;\n\
+                 \tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;\n\
+                 \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\
+                 \tfield:__data_loc char[] dev;\toffset:8;\tsize:4;\tsigned:0;\n\
+                 \tfield:u32 error_code;\toffset:12;\tsize:4;\tsigned:0;\n{last}\n\
+                 print fmt: \"Xid (PCI:%s): %u, %s\", __get_str(dev), REC->error_code, __get_str(msg)\n"
+            )
+        };
+        let host = Host::at(root.path());
+        let write = |text: String| std::fs::write(event.join("format"), text).expect("writable");
+        write(format("\tfield:__data_loc char[] msg;\toffset:16;\tsize:4;\tsigned:0;\n"));
+        assert_eq!(xid(&host), Some(XidOffsets { code: 12, device: 8, message: 16 }));
+        write(format(""));
+        assert_eq!(xid(&host), None, "a layout that is not the one known is not read");
+        assert_eq!(xid(&Host::at("/nowhere")), None);
+    }
 }

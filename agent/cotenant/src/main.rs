@@ -2,6 +2,7 @@
 //! Refuses work: each command is a module of its own.
 
 mod backtest;
+mod budget;
 mod config;
 mod discovery;
 mod events;
@@ -10,6 +11,7 @@ mod features;
 mod identify;
 #[cfg(test)]
 mod layouts;
+mod limits;
 mod node;
 mod notify;
 mod paging;

@@ -11,23 +11,27 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use cotenant_device::{Condition, Device};
-use cotenant_export::{Guard, Limits};
+use cotenant_device::{Condition, Device, Rung};
+use cotenant_export::Guard;
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
     Absence, DeviceSample, GpuId, Names, Node, Tenant,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
+    sharing::Sharers,
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
+    xid::{XidDetail, XidGpu, XidReport, XidSource},
 };
 use tracing::warn;
 
 use crate::{
+    budget::{Budget, Key},
     config::Config,
     discovery::chain,
     events::{Events, Tick},
-    features::feature,
+    features::{feature, hearing},
+    limits::Limits,
     notify::Notify,
     paging::Account,
     record::Tap,
@@ -48,7 +52,13 @@ pub(crate) struct Ticker {
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
     pub(crate) pushes: Account,
+    pub(crate) limits: Limits,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
+    pub(crate) budget: Budget,
+    /// What the budget wants of the one who attaches probes.
+    pub(crate) orders: Arc<ArcSwap<BTreeSet<Key>>>,
+    /// Seconds that the probes of one call cost it.
+    pub(crate) pair: Option<f64>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
@@ -67,6 +77,7 @@ struct State {
     /// The tenants of NVML's PIDs, and the poll they belong to.
     listed: (Option<Duration>, BTreeMap<u32, Tenant>),
     restraint: Restraint,
+    sharers: Sharers,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
 }
@@ -76,11 +87,12 @@ impl Ticker {
         let mut state = State {
             node: Node::default(),
             forecaster: Forecaster::default(),
-            guard: Guard::new(Limits { max_tenants: config.tenants.max }),
+            guard: Guard::new(cotenant_export::Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
             listed: (None, BTreeMap::new()),
             restraint: Restraint::default(),
+            sharers: Sharers::default(),
             holders: (Duration::ZERO, Vec::new()),
         };
         self.notify.expect_ticks(config.agent.interval);
@@ -105,6 +117,7 @@ impl Ticker {
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
+        self.economise(&mut kernel);
         self.stacks.learn(std::mem::take(&mut kernel.stacks));
         let now = self.started.elapsed();
         let pids: BTreeSet<u32> = device
@@ -115,16 +128,20 @@ impl Ticker {
                 listed.chain(gpu.process_utilization.iter().flatten().map(|process| process.pid))
             })
             .collect();
-        let resolved =
-            self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
-        let Resolved { by_process, by_pid } = resolved.unwrap_or_default();
+        let listed = device.gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten());
+        let servers = listed.filter(|process| process.mps_server).map(|process| process.pid).collect();
+        let resolved = self
+            .registry
+            .lock()
+            .map(|mut registry| (registry.resolve(&kernel.processes, &pids, &servers), registry.granted()));
+        let (Resolved { by_process, by_pid }, granted) = resolved.unwrap_or_default();
         // NVML's PIDs are whose they were at its poll: one that is reused since is somebody else's.
         if state.listed.0 != Some(device.taken) {
             state.listed = (Some(device.taken), by_pid);
         }
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
-        let step = state.node.advance(&kernel, &device, names, now, retention);
+        let mut step = state.node.advance(&kernel, &device, names, now, retention);
         if let Some(device) = &self.device {
             device.hold_back(state.restraint.weigh(&Tenant::agent(), &step.fresh_blame, now));
         }
@@ -134,6 +151,14 @@ impl Ticker {
             [only] => Some(only),
             _ => None,
         };
+        let sharing =
+            state.sharers.advance(&device, |process| by_pid.get(&process.pid).cloned(), &granted, now);
+        for gpu in &mut step.gpus {
+            gpu.sharing = sharing.get(&gpu.sample.id).copied().unwrap_or(gpu.sharing);
+        }
+        self.limits.advance(&kernel, &device, (self.reader.as_ref(), only), now);
+        self.limits.publish(by_process, &mut step.tenants);
+        let faults = self.device.as_ref().map(faults).unwrap_or_default();
         let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
@@ -143,8 +168,10 @@ impl Ticker {
             stacks: &self.stacks,
             reader: self.reader.as_ref(),
             only,
+            limits: &self.limits,
+            faults,
         });
-        events.lost += unfetched;
+        events.lost += unfetched + self.device.as_ref().map_or(0, Device::faults_dropped);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -194,6 +221,24 @@ impl Ticker {
         known.clone()
     }
 
+    /// Keeps what probes cost within the budget, and marks whose figures suffer.
+    fn economise(&mut self, kernel: &mut KernelSample) {
+        let libraries = self.libraries.load_full();
+        let orders = self.budget.weigh(kernel, &libraries, self.started.elapsed());
+        if let Some(reader) = &mut self.reader {
+            let spared = orders.untimed.map_or(Ok(()), |untimed| reader.spare(&untimed));
+            let written =
+                if orders.write_off.is_empty() { Ok(()) } else { reader.write_off(&orders.write_off) };
+            let told = orders.shedding.map_or(Ok(()), |expected| reader.expect_shedding(expected));
+            if let Err(error) = spared.and(written).and(told) {
+                warn!(error = %chain(&error), "the budget of the probes could not be kept");
+            }
+        }
+        if **self.orders.load() != orders.shed {
+            self.orders.store(Arc::new(orders.shed));
+        }
+    }
+
     fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
         let Some(reader) = &mut self.reader else { return KernelSample::default() };
         let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
@@ -229,12 +274,19 @@ impl Ticker {
         }
         let mut features = self.features.clone();
         features.push(self.nvml_feature(device));
+        let libraries = self.libraries.load_full();
+        if self.reader.is_some() {
+            features.push(self.budget.feature(&libraries));
+        }
+        features.push(hearing(self.device.as_ref().map(Device::hearing)));
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
             notes: kernel.notes,
             maps: kernel.maps,
-            libraries: self.libraries.load().as_ref().clone(),
+            probes_shed: libraries.iter().filter(|library| library.shed).count() as u64,
+            processes_untimed: self.budget.untimed_count(),
+            libraries: libraries.as_ref().clone(),
             features,
             nvml: device.library.clone(),
             nvml_age_seconds: device.library.is_ok().then(|| now.saturating_sub(device.taken).as_secs_f64()),
@@ -246,7 +298,7 @@ impl Ticker {
             tenants_folded: 0,
             blame_folded: 0,
             holder_candidates: Vec::new(),
-            probe_cost_seconds: None,
+            probe_cost_seconds: self.pair,
             otlp: self.events.voice.view(),
             alert_pushes: self.pushes.view(),
         }
@@ -276,4 +328,15 @@ impl Ticker {
         };
         feature("nvml", state, format!("{}: {remedy}", reason.as_str()))
     }
+}
+
+/// What NVML told of faults since the last tick, with how long ago.
+fn faults(device: &Device) -> Vec<(Duration, XidReport)> {
+    let report = |rung: Rung| {
+        let detail = XidDetail { gpu_instance: rung.alarm.gpu_instance, ..XidDetail::default() };
+        let gpu = XidGpu::Id(rung.alarm.gpu);
+        let report = XidReport { source: XidSource::Nvml, time_ns: 0, gpu, code: rung.alarm.code, detail };
+        (rung.at.elapsed(), report)
+    };
+    device.faults().into_iter().map(report).collect()
 }

@@ -2,6 +2,7 @@
 //! Refuses to stop for one missing facility, and to leave anything attached.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -24,10 +25,12 @@ use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    budget::{self, Budget},
     config::{Config, LogFormat, simulated},
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
     features,
+    limits::Limits,
     node::Ticker,
     notify::Notify,
     paging::Paging,
@@ -63,7 +66,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
     };
     let plan = decide(&facts, choices);
-    let kernel = match start(&plan, sizes(config), std::process::id()) {
+    let mut kernel = match start(&plan, sizes(config), std::process::id()) {
         Ok(kernel) => {
             features.extend(features::kernel(&plan, &kernel));
             Some(kernel)
@@ -74,10 +77,15 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             None
         }
     };
+    let pair = kernel.as_mut().and_then(|kernel| {
+        let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
+        features.push(feature);
+        pair
+    });
     let namespace = features::pid_namespace(&host);
     let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature]);
+    features.extend([namespace, log_feature, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = Telemetry::start(config, &published);
     features.extend([telemetry.feature.clone(), Paging::feature(config)]);
@@ -89,6 +97,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
+    let orders = Arc::new(ArcSwap::from_pointee(BTreeSet::new()));
+    let (share, shed_for) = (config.kernel.probe_share, config.kernel.shed_for);
     let mut threads = Vec::new();
     let mut reader = None;
     if let Some(Kernel { reader: maps, probes, watcher, .. }) = kernel {
@@ -97,6 +107,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             host.clone(),
             watcher,
             probes,
+            Arc::clone(&orders),
             Arc::clone(&registry),
             Arc::clone(&libraries),
             Arc::clone(&reports),
@@ -108,6 +119,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let ticker = Ticker {
         pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
+        limits: Limits::new(host.clone()),
         events: Events::new(
             &host,
             kernel_log,
@@ -121,6 +133,9 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         device,
         registry,
         libraries,
+        budget: Budget::new(budget::Rules { share, shed_for, pair }),
+        orders,
+        pair,
         features,
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
@@ -153,7 +168,9 @@ fn sizes(config: &Config) -> MapSizes {
         threads: kernel.threads,
         pointers: kernel.pointers,
         handles: kernel.handles,
+        ..MapSizes::default()
     }
+    .with_share(kernel.process_share)
 }
 
 /// Tells the threads to stop, and waits for them.

@@ -30,7 +30,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    events::Story,
+    events::{Story, told},
     record::{self, Tap},
 };
 
@@ -137,7 +137,7 @@ fn wanted(which: Result<Query<Which>, QueryRejection>) -> Result<(Option<f64>, O
 }
 
 async fn incidents(
-    State(Shared { story, .. }): State<Shared>,
+    State(Shared { story, published, .. }): State<Shared>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
     let (since, tenant) = match wanted(which) {
@@ -149,7 +149,11 @@ async fn incidents(
     };
     let list = story.incidents.list(since, tenant.as_deref());
     drop(story);
-    let explained: Vec<Explained> = list.into_iter().map(Explained::from).collect();
+    let view = published.load_full();
+    let gpus = view.iter().flat_map(|view| &view.gpus);
+    let sharing = gpus.map(|gpu| (gpu.sample.id.clone(), gpu.sharing)).collect();
+    let explained: Vec<Explained> =
+        list.into_iter().map(|incident| Explained::told(incident, &sharing)).collect();
     Json(json!({ "incidents": explained })).into_response()
 }
 
@@ -191,6 +195,7 @@ fn kill_json(at: f64, kill: &Kill) -> Value {
             })).collect::<Vec<_>>(),
             "on_unknown_gpu": held.elsewhere,
             "host_pinned": held.pinned,
+            "last_calls": held.last_calls.iter().map(|call| told(call, kill)).collect::<Vec<_>>(),
             "neighbours": held.neighbours.iter().map(|(gpu, tenant)| json!({
                 "gpu": gpu.as_str(), "tenant": tenant.name,
             })).collect::<Vec<_>>(),
@@ -213,6 +218,17 @@ fn describe(view: &View) -> Value {
         },
         "gpus": view.gpus.iter().map(|gpu| json!({
             "id": gpu.sample.id.as_str(), "name": gpu.sample.name, "pci": gpu.sample.pci,
+            "parent": gpu.sample.parent.as_ref().map(cotenant_model::GpuId::as_str),
+            "compute_mode": gpu.sample.compute_mode.map_or_else(
+                |reason| json!({ "absent": reason.as_str() }),
+                |mode| json!(mode.as_str()),
+            ),
+            "sharing": {
+                "mode": gpu.sharing.mode.as_str(),
+                "basis": gpu.sharing.basis.as_str(),
+                "tenants": gpu.sharing.tenants,
+            },
+            "ages": gpu.figure_ages,
         })).collect::<Vec<_>>(),
         "libraries": agent.libraries.iter().map(|library| json!({
             "path": library.path, "device": library.device, "inode": library.inode,

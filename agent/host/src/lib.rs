@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that unwraps fails at the right line"))]
 
 pub mod btf;
+mod dmem;
 mod elf;
 mod error;
 mod facts;
@@ -20,6 +21,7 @@ pub mod tracefs;
 
 use std::path::{Path, PathBuf};
 
+pub use dmem::{Dmem, Region};
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;
 pub use facts::KernelVersion;

@@ -184,7 +184,16 @@ mod tests {
     }
 
     fn mapping(path: &str, inode: u64) -> Mapping {
-        Mapping { start: 1, end: 2, path: path.into(), device: 0, inode, deleted: false, executable: true }
+        Mapping {
+            start: 1,
+            end: 2,
+            offset: 0,
+            path: path.into(),
+            device: 0,
+            inode,
+            deleted: false,
+            executable: true,
+        }
     }
 
     /// A process 7 whose root is a directory of the fixture, without `map_files`.
