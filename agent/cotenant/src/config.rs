@@ -30,6 +30,9 @@ pub(crate) struct Overrides {
     /// Address to serve on [default: 127.0.0.1:9468]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,
+    /// TLS and users, in the format of Prometheus's exporter-toolkit [default: plain HTTP]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) web_config: Option<PathBuf>,
     /// NVML library to load
     #[arg(long, value_name = "FILE")]
     pub(crate) nvml_library: Option<PathBuf>,
@@ -54,6 +57,8 @@ pub(crate) struct Config {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Server {
     pub(crate) listen: SocketAddr,
+    /// TLS, users and headers, in the format of Prometheus's exporter-toolkit; none when empty.
+    pub(crate) web_config: PathBuf,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -62,6 +67,9 @@ pub(crate) struct Agent {
     #[serde(with = "humantime_serde")]
     pub(crate) interval: Duration,
     pub(crate) root: PathBuf,
+    pub(crate) drop_privileges: bool,
+    /// Where `cotenant release` and `resume` are heard; none when empty.
+    pub(crate) control: PathBuf,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -88,6 +96,8 @@ pub(crate) struct Nvml {
     #[serde(with = "humantime_serde")]
     pub(crate) deadline: Duration,
     pub(crate) pcie: bool,
+    /// While it says `true`, NVML is released; none when empty.
+    pub(crate) release_file: PathBuf,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -145,13 +155,18 @@ pub(crate) enum LogFormat {
 
 impl Default for Server {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9468)) }
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9468)), web_config: PathBuf::new() }
     }
 }
 
 impl Default for Agent {
     fn default() -> Self {
-        Self { interval: Duration::from_secs(1), root: PathBuf::from("/") }
+        Self {
+            interval: Duration::from_secs(1),
+            root: PathBuf::from("/"),
+            drop_privileges: true,
+            control: PathBuf::from(crate::control::SOCKET),
+        }
     }
 }
 
@@ -180,6 +195,7 @@ impl Default for Nvml {
             interval: Duration::from_secs(10),
             deadline: Duration::from_secs(2),
             pcie: false,
+            release_file: PathBuf::new(),
         }
     }
 }
@@ -222,6 +238,9 @@ pub(crate) fn load(overrides: &Overrides) -> Result<Config> {
     if let Some(listen) = overrides.listen {
         config.server.listen = listen;
     }
+    if let Some(file) = &overrides.web_config {
+        config.server.web_config.clone_from(file);
+    }
     if let Some(library) = &overrides.nvml_library {
         config.nvml.library = Some(library.clone());
     }
@@ -240,7 +259,7 @@ fn parse(text: &str) -> Result<Config> {
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { agent, kernel, nvml, tenants, events, otlp, alertmanager, .. } = config;
+    let Config { server, agent, kernel, nvml, tenants, events, otlp, alertmanager, .. } = config;
     otlp.check()?;
     alertmanager.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
@@ -287,6 +306,15 @@ fn check(config: &Config) -> Result<()> {
             events.kernel_log.display()
         );
     }
+    for (key, path) in [
+        ("server.web_config", &server.web_config),
+        ("agent.control", &agent.control),
+        ("nvml.release_file", &nvml.release_file),
+    ] {
+        if !path.as_os_str().is_empty() && !path.is_absolute() {
+            bail!("{key} is {}: a path from the root is wanted, or \"\" for none", path.display());
+        }
+    }
     if tenants.max == 0 {
         bail!("tenants.max is 0: every tenant would be \"other\"; allowed is 1 and more");
     }
@@ -332,6 +360,7 @@ mod tests {
             ("[kernel]\nshed_for = \"10ms\"\n", "1s"),
             ("[nvml]\ndeadline = \"0s\"\n", "2s"),
             ("[events]\nkernel_log = \"kmsg\"\n", "/dev/kmsg"),
+            ("[nvml]\nrelease_file = \"released\"\n", "from the root"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(word), "{error}");

@@ -36,6 +36,8 @@ const MAX_LIBRARIES: usize = 512;
 /// Mappings of libcuda that are looked at in one process; an honest one has one or two.
 const MAX_MAPPED: usize = 64;
 const REAP: Duration = Duration::from_secs(5);
+/// While the driver is released: its files must be free within seconds.
+const RELEASED_REAP: Duration = Duration::from_secs(1);
 /// Cgroups whose paths are kept.
 const MAX_CGROUPS: usize = 1024;
 
@@ -67,6 +69,8 @@ pub(crate) struct Discovery {
     eyes: Option<Eyes>,
     published: Arc<ArcSwap<Vec<LibraryState>>>,
     reports: Arc<Mutex<Reports>>,
+    /// The driver is to be let go: also files that nobody maps.
+    released: Arc<AtomicBool>,
     libraries: BTreeMap<Key, Watched>,
     /// Paths of cgroups in which something was killed.
     cgroups: BTreeMap<u64, String>,
@@ -83,6 +87,7 @@ impl Discovery {
         registry: Arc<Mutex<Registry>>,
         published: Arc<ArcSwap<Vec<LibraryState>>>,
         reports: Arc<Mutex<Reports>>,
+        released: Arc<AtomicBool>,
     ) -> Self {
         let own_pid = std::process::id();
         let eyes = registry.lock().ok().map(|registry| registry.eyes());
@@ -95,6 +100,7 @@ impl Discovery {
             eyes,
             published,
             reports,
+            released,
             libraries: BTreeMap::new(),
             cgroups: BTreeMap::new(),
             next: 0,
@@ -105,13 +111,11 @@ impl Discovery {
     /// Until `stop`. Everything is detached when this returns.
     pub(crate) fn run(mut self, stop: &AtomicBool) {
         let blind = self.watcher.blind.is_some();
-        for library in self.host.configured_libraries().into_iter().flatten() {
-            self.observe(None, &library);
-        }
+        self.observe_own();
         // Watching began when the watcher was opened: nothing that maps a library from here on is missed.
         self.scan();
         let (mut scanned, mut reaped) = (Instant::now(), Instant::now());
-        let mut lost = false;
+        let (mut lost, mut released) = (false, false);
         while !stop.load(Ordering::Relaxed) {
             let happenings = match self.watcher.wait(WAIT) {
                 Ok(happenings) => happenings,
@@ -142,8 +146,15 @@ impl Discovery {
                 self.scan();
                 (lost, scanned) = (false, Instant::now());
             }
-            if reaped.elapsed() >= REAP {
-                self.reap();
+            let asked = self.released.load(Ordering::Relaxed);
+            if released != asked {
+                released = asked;
+                if !released {
+                    self.observe_own();
+                }
+            }
+            if reaped.elapsed() >= if released { RELEASED_REAP } else { REAP } {
+                self.reap(released);
                 reaped = Instant::now();
             }
         }
@@ -366,19 +377,27 @@ impl Discovery {
         mapped.or_else(|| self.host.configured_libraries().into_iter().flatten().find(same))
     }
 
-    /// Lets go of files that nobody maps any more.
-    fn reap(&mut self) {
+    /// The host's own libraries, before anybody maps them.
+    fn observe_own(&mut self) {
+        for library in self.host.configured_libraries().into_iter().flatten() {
+            self.observe(None, &library);
+        }
+    }
+
+    /// Lets go of files that nobody maps any more; while the driver is released, at once and of the host's own too.
+    fn reap(&mut self, released: bool) {
         let host = &self.host;
         for watched in self.libraries.values_mut() {
             watched.mappers.retain(|(pid, start)| host.alive(*pid, *start));
             watched.count();
-            if watched.mappers.is_empty() && !watched.host {
+            if watched.mappers.is_empty() && (released || !watched.host) {
                 watched.empty_since.get_or_insert_with(Instant::now);
             }
         }
         let probes = &mut self.probes;
         self.libraries.retain(|_, watched| {
-            let idle = watched.empty_since.is_some_and(|since| since.elapsed() >= LINGER);
+            let linger = if released { Duration::ZERO } else { LINGER };
+            let idle = watched.empty_since.is_some_and(|since| since.elapsed() >= linger);
             if idle {
                 debug!(path = watched.state.path, "library released");
                 probes.detach(watched.id);

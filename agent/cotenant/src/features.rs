@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use cotenant_device::Hearing;
-use cotenant_host::Host;
+use cotenant_host::{Host, Rights};
 use cotenant_kernel::{
     Boundary, Calibration, ExitRule, HostFacts, Kernel, Plan, Probes, Site, TaskOffsets, Waits, XidOffsets,
     calibrate, site,
@@ -157,13 +157,21 @@ fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
 }
 
 /// The state of everything that was planned, after the attempt.
-pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
+///
+/// Without `traced`, what looks unsupported may only be hidden: tracefs was not to be read.
+pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, rights: &Rights, traced: bool) -> Vec<Feature> {
     let failed = |name: &str| {
-        kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| chain(error))
+        kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| told(error, rights))
     };
+    let hidden = "tracefs cannot be read (see the feature tracefs)";
     let mut features = vec![feature("allocation_probes", FeatureState::Active, String::new())];
     features.push(match (failed("boundary"), plan.boundary) {
         (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
+        (None, Boundary::ContextOnly) if !traced => feature(
+            "gpu_boundary",
+            FeatureState::Degraded,
+            format!("{hidden}: the GPU of an allocation is known from its context only"),
+        ),
         (None, Boundary::ContextOnly) => feature(
             "gpu_boundary",
             FeatureState::Degraded,
@@ -173,6 +181,9 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
         (None, boundary) => feature("gpu_boundary", FeatureState::Active, boundary.as_str().into()),
     });
     features.push(match (failed("process_exit").or_else(|| failed("process_exec")), plan.exit) {
+        (Some(reason), _) if !traced => {
+            feature("process_life", FeatureState::Broken, format!("{hidden}: {reason}"))
+        }
         (Some(reason), _) => feature("process_life", FeatureState::Broken, reason),
         (None, ExitRule::Leader) => feature(
             "process_life",
@@ -216,6 +227,11 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
         (None, Some(Waits { contention: true, .. })) => {
             feature("lock_mode", FeatureState::Active, String::new())
         }
+        (None, _) if !traced => feature(
+            "lock_mode",
+            FeatureState::Broken,
+            format!("{hidden}: readers and writers of a lock are not told apart"),
+        ),
         (None, _) => feature(
             "lock_mode",
             FeatureState::Unsupported,
@@ -224,6 +240,9 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
     });
     features.push(match (failed("mark_victim"), plan.kills) {
         (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
+        (None, None) if !traced => {
+            feature("oom_kills", FeatureState::Broken, format!("{hidden}: kills for memory are not seen"))
+        }
         (None, None) => feature(
             "oom_kills",
             FeatureState::Unsupported,
@@ -243,10 +262,26 @@ pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
         (None, Some(_)) => feature("xid_tracepoint", FeatureState::Active, String::new()),
     });
     features.push(match &kernel.watcher.blind {
-        Some(error) => feature("mapping_watch", FeatureState::Degraded, chain(error)),
+        Some(error) => feature("mapping_watch", FeatureState::Degraded, told(error, rights)),
         None => feature("mapping_watch", FeatureState::Active, String::new()),
     });
     features
+}
+
+/// What went wrong, and the one thing that is missing before it, where it is a right.
+pub(crate) fn told(error: &(dyn std::error::Error + 'static), rights: &Rights) -> String {
+    match rights.why_refused().filter(|_| is_refusal(error)) {
+        Some(why) => format!("{why} ({})", chain(error)),
+        None => chain(error),
+    }
+}
+
+fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| {
+        error
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+    })
 }
 
 /// Without the kernel side: every one of its features is broken for the same reason.

@@ -28,6 +28,7 @@ use tracing::warn;
 use crate::{
     budget::{Budget, Key},
     config::Config,
+    control::Release,
     discovery::chain,
     events::{Events, Tick},
     features::{feature, hearing},
@@ -38,6 +39,7 @@ use crate::{
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
+    serve::Gate,
     stacks::Stacks,
 };
 
@@ -46,7 +48,9 @@ const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
 pub(crate) struct Ticker {
     pub(crate) host: Host,
     pub(crate) reader: Option<Reader>,
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<Arc<Device>>,
+    pub(crate) release: Arc<Release>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
@@ -111,7 +115,7 @@ impl Ticker {
     fn tick(&mut self, state: &mut State, retention: Duration) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
-            Device::latest,
+            |device| device.latest(),
         );
         let mut kernel = self.read(state, &device);
         if let Ok(registry) = self.registry.lock() {
@@ -158,7 +162,7 @@ impl Ticker {
         }
         self.limits.advance(&kernel, &device, (self.reader.as_ref(), only), now);
         self.limits.publish(by_process, &mut step.tenants);
-        let faults = self.device.as_ref().map(faults).unwrap_or_default();
+        let faults = self.device.as_deref().map(faults).unwrap_or_default();
         let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
@@ -171,7 +175,7 @@ impl Ticker {
             limits: &self.limits,
             faults,
         });
-        events.lost += unfetched + self.device.as_ref().map_or(0, Device::faults_dropped);
+        events.lost += unfetched + self.device.as_deref().map_or(0, Device::faults_dropped);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -273,12 +277,12 @@ impl Ticker {
             }
         }
         let mut features = self.features.clone();
-        features.push(self.nvml_feature(device));
+        features.extend([self.nvml_feature(device), self.gate.feature()]);
         let libraries = self.libraries.load_full();
         if self.reader.is_some() {
             features.push(self.budget.feature(&libraries));
         }
-        features.push(hearing(self.device.as_ref().map(Device::hearing)));
+        features.push(hearing(self.device.as_deref().map(Device::hearing)));
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
@@ -308,6 +312,9 @@ impl Ticker {
         let Some(live) = &self.device else {
             return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
         };
+        if let Some(reason) = self.release.reason() {
+            return feature("nvml", FeatureState::Disabled, reason);
+        }
         let Err(reason) = device.library else {
             return feature("nvml", FeatureState::Active, String::new());
         };

@@ -17,7 +17,7 @@ use cotenant_model::{
 pub(crate) use eyes::{Eyes, Sight};
 use tracing::warn;
 
-use crate::discovery::chain;
+use crate::rights::Confinement;
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
@@ -59,13 +59,15 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// Before any other thread is started that reads cgroups: those that come after see what this one sees.
-    pub(crate) fn new(host: Host) -> Self {
+    pub(crate) fn new(host: Host, confinement: Confinement) -> Self {
         let view = host.enter_cgroups();
         let config = KubeletConfig::of(&host);
-        let kubelet = Kubelet::spawn(host.clone(), config)
-            .inspect_err(
-                |error| warn!(error = %chain(error), "kubelet is not asked; pods are named by files only"),
-            )
+        let kubelet = confinement
+            .outside(|| Kubelet::spawn(host.clone(), config))
+            .and_then(|spawned| Ok(spawned?))
+            .inspect_err(|error| {
+                warn!(error = format!("{error:#}"), "kubelet is not asked; pods are named by files only");
+            })
             .ok();
         let names = HostNames::new(host.clone());
         let names = match &kubelet {

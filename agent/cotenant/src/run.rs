@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -14,11 +15,12 @@ use std::{
 use anyhow::{Context, Result};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
-use cotenant_host::Host;
+use cotenant_host::{Host, Rights};
 use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
-use cotenant_model::view::Feature;
+use cotenant_model::view::{Feature, FeatureState};
 use tokio::{
     net::TcpListener,
+    runtime::Runtime,
     signal::unix::{SignalKind, signal},
 };
 use tracing::{info, warn};
@@ -27,6 +29,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     budget::{self, Budget},
     config::{Config, LogFormat, simulated},
+    control::{Door, Release, Signals},
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
     features,
@@ -37,7 +40,8 @@ use crate::{
     record::Tap,
     registry::Registry,
     reports::Reports,
-    serve::{Shared, router},
+    rights::{self, Confinement, Work},
+    serve::{Gate, Shared, router, serve},
     stacks::Stacks,
     telemetry::Telemetry,
 };
@@ -49,50 +53,35 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     log(config)?;
     let classes = config.waits.classes()?;
     let started = Instant::now();
+    let gate = Arc::new(Gate::new(&config.server.web_config, config.server.listen)?);
     let host = Host::at(&config.agent.root);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the HTTP threads")?;
+    let held = host.rights();
+    let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
+    let runtime = runtime(confinement)?;
+    let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
-    let listener = runtime.block_on(TcpListener::bind(config.server.listen)).with_context(|| {
-        format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
-    })?;
-    let (facts, mut features) = features::facts(&host);
-    let choices = Choices {
-        syscall_tracepoint: config.kernel.syscall_tracepoint,
-        waits: config.waits.enabled,
-        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
-    };
-    let plan = decide(&facts, choices);
-    let mut kernel = match start(&plan, sizes(config), std::process::id()) {
-        Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel));
-            Some(kernel)
-        }
-        Err(error) => {
-            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&chain(&error)));
-            None
-        }
-    };
+    let listener = bind(&runtime, config.server.listen)?;
+    let (mut kernel, mut features) = load(config, &host, &held);
     let pair = kernel.as_mut().and_then(|kernel| {
         let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
         features.push(feature);
         pair
     });
+    features.extend(rights::features(&held).into_iter().chain([dropped]));
     let namespace = features::pid_namespace(&host);
-    let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
+    let sees_pids = namespace.state == FeatureState::Active;
+    let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
+    let release = Arc::new(Release::new(device.clone()));
+    let (door, door_state) = runtime.block_on(async { Door::open(&config.agent.control) });
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature, features::dmem(&host)]);
+    features.extend([namespace, log_feature, door_state, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
-    let telemetry = Telemetry::start(config, &published);
+    let telemetry = confinement.outside(|| Telemetry::start(config, &published))?;
     features.extend([telemetry.feature.clone(), Paging::feature(config)]);
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
+    let registry = Arc::new(Mutex::new(Registry::new(host.clone(), confinement)));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
@@ -111,9 +100,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             Arc::clone(&registry),
             Arc::clone(&libraries),
             Arc::clone(&reports),
+            Arc::clone(&release.asked),
         );
         let stop = Arc::clone(&stop);
-        threads.push(spawn("discovery", move || discovery.run(&stop))?);
+        threads.push(spawn("discovery", move || {
+            confinement.confine(Work::Attach);
+            discovery.run(&stop);
+        })?);
     }
     let paging = Paging::new(config, &story);
     let ticker = Ticker {
@@ -131,6 +124,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         host,
         reader,
         device,
+        release: Arc::clone(&release),
+        gate: Arc::clone(&gate),
         registry,
         libraries,
         budget: Budget::new(budget::Rules { share, shed_for, pair }),
@@ -145,20 +140,83 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     };
     {
         let (config, stop) = (config.clone(), Arc::clone(&stop));
-        threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
+        threads.push(spawn("tick", move || {
+            confinement.confine(Work::Read);
+            ticker.run(&config, &stop);
+        })?);
     }
+    // What is left to this thread is to wait, and to accept connections.
+    confinement.confine(Work::Outside);
+    runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
+    door.map(|door| runtime.spawn(door.hear(release)));
     if let Some(paging) = paging {
         let stop = Arc::clone(&stop);
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let served =
-        runtime.block_on(serve(listener, Shared { published, story, tap, exemplars: telemetry.exemplars() }));
-    end(threads, &stop);
+    let pages = router(Shared { published, story, tap, exemplars: telemetry.exemplars() }, &gate);
+    runtime.spawn(Arc::clone(&gate).keep());
+    let served = runtime.block_on(async {
+        serve(listener, pages, gate, stopping()?, GRACE).await;
+        anyhow::Ok(())
+    });
+    info!("stopping");
+    Notify::from_environment().stopping();
+    stop.store(true, Ordering::Relaxed);
+    join(threads);
     telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
-    served.context("the HTTP server failed")
+    served
+}
+
+/// The threads that answer, which keep no capability.
+fn runtime(confinement: Confinement) -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .on_thread_start(move || confinement.confine(Work::Outside))
+        .enable_all()
+        .build()
+        .context("cannot start the HTTP threads")
+}
+
+fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener> {
+    runtime
+        .block_on(TcpListener::bind(address))
+        .with_context(|| format!("cannot listen on {address}: is another agent running? set server.listen"))
+}
+
+/// The kernel side, as far as this host allows it, and how each part of it is.
+fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Vec<Feature>) {
+    let (facts, mut features) = features::facts(host);
+    let traced = features.iter().all(|feature| feature.state == FeatureState::Active);
+    let choices = Choices {
+        syscall_tracepoint: config.kernel.syscall_tracepoint,
+        waits: config.waits.enabled,
+        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
+    };
+    let plan = decide(&facts, choices);
+    match start(&plan, sizes(config), std::process::id()) {
+        Ok(kernel) => {
+            features.extend(features::kernel(&plan, &kernel, held, traced));
+            (Some(kernel), features)
+        }
+        Err(error) => {
+            let reason = features::told(&error, held);
+            warn!(error = reason, "no eBPF: allocations are not seen, NVML's figures only");
+            features.extend(features::without_kernel(&reason));
+            (None, features)
+        }
+    }
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        thread.thread().unpark();
+        if thread.join().is_err() {
+            warn!("a thread ended in panic");
+        }
+    }
 }
 
 fn sizes(config: &Config) -> MapSizes {
@@ -173,34 +231,13 @@ fn sizes(config: &Config) -> MapSizes {
     .with_share(kernel.process_share)
 }
 
-/// Tells the threads to stop, and waits for them.
-fn end(threads: Vec<JoinHandle<()>>, stop: &AtomicBool) {
-    info!("stopping");
-    Notify::from_environment().stopping();
-    stop.store(true, Ordering::Relaxed);
-    for thread in threads {
-        thread.thread().unpark();
-        if thread.join().is_err() {
-            warn!("a thread ended in panic");
-        }
-    }
-}
-
-/// Answers until it is told to stop.
-async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let (asked, mut stopping) = tokio::sync::watch::channel(());
-    let server = axum::serve(listener, router(shared))
-        .with_graceful_shutdown(async move {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-            let _ = asked.send(());
-        })
-        .into_future();
-    tokio::select! {
-        ended = server => ended,
-        // A client that has asked half a question must not hold the stop up.
-        () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
-    }
+/// Until somebody asks for a stop.
+fn stopping() -> Result<impl Future<Output = ()>> {
+    let of = |kind| signal(kind).context("SIGTERM and SIGINT cannot be heard");
+    let (mut terminate, mut interrupt) = (of(SignalKind::terminate())?, of(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    })
 }
 
 fn tell(features: &[Feature]) {

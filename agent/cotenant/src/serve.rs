@@ -2,6 +2,14 @@
 //! /api/v1/recording.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
+mod auth;
+mod gate;
+mod held;
+mod listen;
+mod pace;
+mod tls;
+mod web;
+
 use std::{
     convert::Infallible,
     fmt::Write,
@@ -11,10 +19,11 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Body,
     extract::{Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -28,6 +37,9 @@ use cotenant_model::{
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+pub(crate) use gate::Gate;
+pub(crate) use listen::serve;
 
 use crate::{
     events::{Story, told},
@@ -44,9 +56,9 @@ pub(crate) struct Shared {
 }
 
 /// Attribution rests on these; without one of them `/readyz` says no.
-const NEEDED: [&str; 3] = ["allocation_probes", "process_life", "host_pid_namespace"];
+const NEEDED: [&str; 4] = ["allocation_probes", "process_life", "library_access", "host_pid_namespace"];
 
-pub(crate) fn router(shared: Shared) -> Router {
+pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -57,6 +69,7 @@ pub(crate) fn router(shared: Shared) -> Router {
         .route("/api/v1/risk", get(risk))
         .route(record::PATH, get(recording))
         .with_state(shared)
+        .layer(middleware::from_fn_with_state(Arc::clone(gate), gate::admit))
 }
 
 fn not_yet() -> Response {
@@ -77,13 +90,17 @@ async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, head
     }
 }
 
-async fn ready(State(Shared { published, .. }): State<Shared>) -> Response {
+async fn ready(
+    State(Shared { published, .. }): State<Shared>,
+    anonymous: Option<Extension<gate::Anonymous>>,
+) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let bad = |state| !matches!(state, FeatureState::Active | FeatureState::Disabled);
     let ready =
         !view.agent.features.iter().any(|feature| NEEDED.contains(&feature.name) && bad(feature.state));
     let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
-    for feature in view.agent.features.iter().filter(|feature| bad(feature.state)) {
+    let told = view.agent.features.iter().filter(|feature| anonymous.is_none() && bad(feature.state));
+    for feature in told {
         let _ = writeln!(text, "{}: {}: {}", feature.name, feature.state.as_str(), feature.reason);
     }
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

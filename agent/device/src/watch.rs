@@ -170,12 +170,17 @@ impl Device {
         self.listener.hearing()
     }
 
-    /// Drops every handle and unloads the library, so that the driver can be replaced. Waits for the deadline.
+    /// Has every handle dropped and the library unloaded, so that the driver can be replaced; [`Health`] says when.
+    pub fn ask_release(&self) {
+        self.desk.board().wish = Wish::Release;
+        self.desk.changed.notify_all();
+    }
+
+    /// As [`Device::ask_release`], and waits for it until the deadline.
     pub fn release(&self) -> Result<(), DeviceError> {
         let until = Instant::now() + self.deadline;
+        self.ask_release();
         let mut board = self.desk.board();
-        board.wish = Wish::Release;
-        self.desk.changed.notify_all();
         while !board.released || self.listener.is_open() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -17,6 +17,7 @@ mod memory_events;
 mod names;
 mod process;
 mod read;
+mod rights;
 pub mod tracefs;
 
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ pub use mappings::{Mapping, Mappings};
 pub use memory_events::MemoryEvents;
 pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};
+pub use rights::{Capability, Rights};
 
 /// A host as a directory tree, so that tests can bring a recorded one.
 #[derive(Clone, Debug)]

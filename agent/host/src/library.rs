@@ -38,7 +38,8 @@ const MAX_ENTRIES: usize = 8192;
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
     #[error(
-        "could not open {path} of process {pid}; the agent needs SYS_ADMIN or CHECKPOINT_RESTORE, or SYS_PTRACE"
+        "could not open {path} of process {pid}; the agent needs CAP_SYS_PTRACE, and CAP_DAC_READ_SEARCH where the path is \
+         private (a deleted file: CAP_CHECKPOINT_RESTORE)"
     )]
     Open { pid: u32, path: String, source: io::Error },
     #[error("could not open {}", path.display())]

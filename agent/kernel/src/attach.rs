@@ -13,11 +13,18 @@ use aya::programs::{
     uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
 };
 use cotenant_abi::{Action, Cookie, Operation, SYMBOLS};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::{
     KernelError,
     load::program,
     multi::{Multi, Places},
+};
+
+const NONE: CapabilitySets = CapabilitySets {
+    effective: CapabilitySet::empty(),
+    permitted: CapabilitySet::empty(),
+    inheritable: CapabilitySet::empty(),
 };
 
 /// Every uprobe program of the object. Returns first: attached in this order, no entry lacks its return.
@@ -125,7 +132,11 @@ impl Probes {
         let (drops, queue) = mpsc::channel::<Vec<Hold>>();
         let dropper = std::thread::Builder::new()
             .name("detach".to_owned())
-            .spawn(move || queue.into_iter().for_each(drop))
+            .spawn(move || {
+                // Closing takes no capability. One that cannot be given up does no harm here.
+                let _ = rustix::thread::set_capabilities(None, NONE);
+                queue.into_iter().for_each(drop);
+            })
             .ok();
         Self { ebpf, multi, single: false, holds: BTreeMap::new(), drops: Some(drops), dropper }
     }

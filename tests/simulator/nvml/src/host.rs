@@ -1,8 +1,9 @@
 //! Owns the way to the node's shared state: all that this library knows of `cotenant-sim-state`.
 //! Refuses NVML spelling, and figures that neither the state nor `nvml.json` holds.
 
+use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cotenant_sim_state::{LockName, Mode, Node, NodeConfig, monotonic_ns};
@@ -30,6 +31,7 @@ pub(crate) struct Process {
 pub(crate) struct Host {
     pub(crate) driver_version: String,
     pub(crate) faults: FaultFile,
+    directory: PathBuf,
     node: Node,
 }
 
@@ -39,8 +41,15 @@ impl Host {
         Ok(Self {
             driver_version: config.driver_version,
             faults: FaultFile::new(directory.join("nvml.json")),
+            directory: directory.to_owned(),
             node: Node::at(directory).map_err(io::Error::other)?,
         })
+    }
+
+    /// The node's device files, opened; a node without any has none to open.
+    pub(crate) fn devices(&self) -> io::Result<Vec<File>> {
+        let Ok(entries) = std::fs::read_dir(self.directory.join("dev")) else { return Ok(Vec::new()) };
+        entries.map(|entry| File::open(entry?.path())).collect()
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -1,6 +1,7 @@
 //! Owns whether the library is initialised, and with which node.
 //! Refuses to initialise without a node: there is no driver then, and stderr says that this is no real NVML.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,9 +13,11 @@ use crate::{DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, Outcome, 
 struct Session {
     initialised: u32,
     host: Option<Arc<Host>>,
+    /// The node's `dev/nvidia*`, held open as the real library holds the driver's.
+    devices: Vec<File>,
 }
 
-static SESSION: Mutex<Session> = Mutex::new(Session { initialised: 0, host: None });
+static SESSION: Mutex<Session> = Mutex::new(Session { initialised: 0, host: None, devices: Vec::new() });
 
 fn session() -> MutexGuard<'static, Session> {
     SESSION.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,6 +48,9 @@ pub(crate) fn initialise(function: &str) -> Outcome {
         return Err(NO_PERMISSION);
     }
     let mut session = session();
+    if session.devices.is_empty() {
+        session.devices = host.devices().map_err(|_| NO_PERMISSION)?;
+    }
     session.host.get_or_insert(host);
     session.initialised += 1;
     Ok(())
@@ -58,6 +64,7 @@ pub(crate) fn shut_down(function: &str) -> Outcome {
     if session.initialised == 0 {
         // Calls under way keep the node mapped until they end.
         session.host = None;
+        session.devices.clear();
     }
     Ok(())
 }
