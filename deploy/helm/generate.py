@@ -77,7 +77,7 @@ PROBE = {
     for name in ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold")
 }
 # Set by the chart from other values; here they would be a second place for the same thing.
-ELSEWHERE = {"config.server.listen", "config.nvml.library"}
+ELSEWHERE = {"config.server.listen", "config.nvml.library", "config.nvml.release_file"}
 
 
 def configuration():

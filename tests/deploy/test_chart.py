@@ -94,6 +94,14 @@ class Objects(unittest.TestCase):
                 path = volume.get("hostPath", {}).get("path", "/x")
                 self.assertNotIn(path.rstrip("/"), ("", "/proc", "/sys", "/dev", "/var", "/run", "/etc"))
 
+    def test_c80_the_driver_is_let_go_by_the_pod_s_annotation(self):
+        objects = RENDERED["default"]
+        (volume,) = [one for one in chart.pod(objects)["volumes"] if "downwardAPI" in one]
+        (item,) = volume["downwardAPI"]["items"]
+        self.assertEqual(item["fieldRef"]["fieldPath"], "metadata.annotations['cotenant.io/release-driver']")
+        (mount,) = [one for one in chart.container(objects)["volumeMounts"] if one["name"] == volume["name"]]
+        self.assertIn(f'release_file = "{mount["mountPath"]}/{item["path"]}"', chart.configuration(objects).splitlines())
+
     def test_all_probes_are_there(self):
         for objects in self.each():
             container = chart.container(objects)

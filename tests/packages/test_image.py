@@ -49,7 +49,9 @@ def written(place, objects, root, image, extra):
     (place / "config").mkdir()
     (place / "config/cotenant.toml").write_text(chart.configuration(objects), encoding="utf-8")
     (place / "run").mkdir()
-    own = {"config": str(place / "config"), "run": str(place / "run")}
+    (place / "podinfo").mkdir()
+    (place / "podinfo/release").write_text("", encoding="utf-8")
+    own = {name: str(place / name) for name in ("config", "run", "podinfo")}
     volumes = {one["name"]: one["hostPath"]["path"] if "hostPath" in one else own[one["name"]] for one in pod["volumes"]}
     capabilities = [f"CAP_{name}" for name in security["capabilities"]["add"]]
     environment = {one["name"]: one.get("value", "this-node") for one in container["env"]}

@@ -59,8 +59,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- /* The agent's configuration: what the chart knows of the pod, then the user's values over it. */ -}}
 {{- define "cotenant.toml" -}}
 {{- $known := dict "server" (dict "listen" (printf "%s:%d" .Values.server.address (int .Values.server.port))) -}}
+{{- $nvml := dict -}}
 {{- if .Values.gpu.libraryPath -}}
-{{- $_ := set $known "nvml" (dict "library" "/driver/libnvidia-ml.so.1") -}}
+{{- $_ := set $nvml "library" "/driver/libnvidia-ml.so.1" -}}
+{{- end -}}
+{{- if .Values.gpu.releaseAnnotation -}}
+{{- $_ := set $nvml "release_file" "/etc/podinfo/release" -}}
+{{- end -}}
+{{- if $nvml -}}
+{{- $_ := set $known "nvml" $nvml -}}
 {{- end -}}
 {{- if .Values.otlp.endpoint -}}
 {{- $_ := set $known "otlp" (dict "enabled" true "endpoint" .Values.otlp.endpoint "protocol" .Values.otlp.protocol) -}}
