@@ -13,7 +13,7 @@ use clap::Args;
 use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
-use crate::{paging::config::Alertmanager, telemetry::config::Otlp};
+use crate::{kubernetes::Kubernetes, paging::config::Alertmanager, telemetry::config::Otlp};
 
 /// Every key with its comment, as shipped.
 pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
@@ -46,6 +46,7 @@ pub(crate) struct Config {
     pub(crate) kernel: Kernel,
     pub(crate) nvml: Nvml,
     pub(crate) tenants: Tenants,
+    pub(crate) kubernetes: Kubernetes,
     pub(crate) waits: Waits,
     pub(crate) events: Events,
     pub(crate) otlp: Otlp,
@@ -106,6 +107,8 @@ pub(crate) struct Tenants {
     pub(crate) max: usize,
     #[serde(with = "humantime_serde")]
     pub(crate) retention: Duration,
+    #[serde(with = "humantime_serde")]
+    pub(crate) idle_after: Duration,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -202,7 +205,7 @@ impl Default for Nvml {
 
 impl Default for Tenants {
     fn default() -> Self {
-        Self { max: 512, retention: Duration::from_mins(15) }
+        Self { max: 512, retention: Duration::from_mins(15), idle_after: Duration::from_mins(10) }
     }
 }
 
@@ -259,8 +262,9 @@ fn parse(text: &str) -> Result<Config> {
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { server, agent, kernel, nvml, tenants, events, otlp, alertmanager, .. } = config;
+    let Config { server, agent, kernel, nvml, tenants, kubernetes, events, otlp, alertmanager, .. } = config;
     otlp.check()?;
+    kubernetes.check()?;
     alertmanager.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
@@ -318,6 +322,9 @@ fn check(config: &Config) -> Result<()> {
     if tenants.max == 0 {
         bail!("tenants.max is 0: every tenant would be \"other\"; allowed is 1 and more");
     }
+    if tenants.idle_after.is_zero() {
+        bail!("tenants.idle_after is 0: every holder would be idle; the default is 10m");
+    }
     Ok(())
 }
 
@@ -359,6 +366,11 @@ mod tests {
             ("[kernel]\nprobe_share = -1.0\n", "0 (never)"),
             ("[kernel]\nshed_for = \"10ms\"\n", "1s"),
             ("[nvml]\ndeadline = \"0s\"\n", "2s"),
+            ("[tenants]\nidle_after = \"0s\"\n", "10m"),
+            ("[kubernetes]\ninterval = \"1ms\"\n", "100ms"),
+            ("[kubernetes]\ndeadline = \"0s\"\n", "2s"),
+            ("[kubernetes]\npodresources = \"kubelet.sock\"\n", "/var/lib/kubelet"),
+            ("[kubernetes]\nenabled = \"yes\"\n", "auto"),
             ("[events]\nkernel_log = \"kmsg\"\n", "/dev/kmsg"),
             ("[nvml]\nrelease_file = \"released\"\n", "from the root"),
         ] {

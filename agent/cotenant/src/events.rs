@@ -26,7 +26,7 @@ use cotenant_model::{
     sample::{GpuRef, KernelSample},
     view::{EventsView, Feature, FeatureState},
     wait::class_of,
-    xid::{PciAddress, Xids},
+    xid::{PciAddress, XidReport, Xids},
 };
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
@@ -34,6 +34,7 @@ use tracing::{info, warn};
 use crate::{
     discovery::chain,
     features::feature,
+    limits::Limits,
     registry::Registry,
     reports::Reported,
     stacks::Stacks,
@@ -62,6 +63,9 @@ pub(crate) struct Tick<'a> {
     pub(crate) reader: Option<&'a Reader>,
     /// The node's only GPU, if it has one.
     pub(crate) only: Option<&'a GpuId>,
+    pub(crate) limits: &'a Limits,
+    /// Faults that others than the kernel's log told since the last tick, with how long ago.
+    pub(crate) faults: Vec<(Duration, XidReport)>,
 }
 
 /// Both clocks at one moment.
@@ -207,6 +211,7 @@ impl Events {
         }
         self.asks.tell(words, tick, &self.roll, clock);
         self.read_log(clock);
+        self.hear(&tick.faults, clock);
         let kills = self.witnesses.settle(tick, sampled_after, clock);
         let whereabouts = Whereabouts::of(tick);
         let observation = Observation {
@@ -256,6 +261,11 @@ impl Events {
                     ((gpu.cloned(), code), (count.count, self.before.unix_of(count.last_ns)))
                 })
                 .collect(),
+            xid_reports: self
+                .xids
+                .reports()
+                .map(|(gpu, code, source, count)| ((gpu.cloned(), code, source), count))
+                .collect(),
             lost: [
                 incidents.losses().incidents,
                 incidents.losses().waits,
@@ -299,6 +309,16 @@ impl Events {
                 }
                 None => {}
             }
+        }
+    }
+
+    /// What NVML (or a tracepoint) told of the faults that the kernel's log has too, or has not.
+    fn hear(&mut self, faults: &[(Duration, XidReport)], clock: Clock) {
+        for (ago, report) in faults {
+            let ago = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+            let report = XidReport { time_ns: clock.monotonic_ns.saturating_sub(ago), ..report.clone() };
+            let witnesses = &self.witnesses;
+            self.xids.observe(report, &self.places, |pid| witnesses.tenant_of_pid(pid));
         }
     }
 

@@ -3,12 +3,16 @@
 
 use std::path::Path;
 
+use cotenant_device::Hearing;
 use cotenant_host::{Host, Rights};
 use cotenant_kernel::{
     Boundary, Calibration, ExitRule, HostFacts, Kernel, Plan, Probes, Site, TaskOffsets, Waits, XidOffsets,
     calibrate, site,
 };
-use cotenant_model::view::{Feature, FeatureState};
+use cotenant_model::{
+    Absence,
+    view::{Feature, FeatureState},
+};
 
 use crate::discovery::chain;
 
@@ -97,6 +101,44 @@ pub(crate) fn probe_cost(host: &Host, probes: &mut Probes) -> (Option<f64>, Feat
         }
         Err(error) => (None, feature(name, FeatureState::Broken, chain(&error))),
     }
+}
+
+/// Whether NVML tells of faults.
+pub(crate) fn hearing(hearing: Option<Hearing>) -> Feature {
+    let (state, reason) = match hearing {
+        None => (FeatureState::Disabled, "nvml.enabled = false".into()),
+        Some(Hearing::Listening { .. }) => (FeatureState::Active, String::new()),
+        Some(Hearing::NotYet) => (
+            FeatureState::Degraded,
+            "NVML has not answered yet; Xids come from the kernel's log alone".into(),
+        ),
+        Some(Hearing::Released) => (FeatureState::Degraded, "NVML is let go of, on request".into()),
+        Some(Hearing::Failed(reason @ (Absence::NotSupported | Absence::SymbolMissing))) => (
+            FeatureState::Unsupported,
+            format!("{}: NVML tells no events here; Xids come from the kernel's log alone", reason.as_str()),
+        ),
+        Some(Hearing::Failed(reason)) => (
+            FeatureState::Broken,
+            format!(
+                "{}: NVML's events are asked for again; Xids come from the kernel's log",
+                reason.as_str()
+            ),
+        ),
+        Some(Hearing::Hung { since }) => (
+            FeatureState::Broken,
+            format!("a wait has been stuck for {} s: the driver hangs", since.as_secs()),
+        ),
+    };
+    feature("xid_events", state, reason)
+}
+
+/// Whether cgroups count device memory here.
+pub(crate) fn dmem(host: &Host) -> Feature {
+    if host.has_dmem() {
+        return feature("dmem", FeatureState::Active, String::new());
+    }
+    let reason = "absent: this kernel has no dmem controller (Linux 6.14); cgroups neither count nor limit device memory";
+    feature("dmem", FeatureState::Unsupported, reason.into())
 }
 
 /// Kernel text that runs in interrupt context only. Exceptions come before interrupts in their section and are left

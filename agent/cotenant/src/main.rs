@@ -11,8 +11,10 @@ mod events;
 mod explain;
 mod features;
 mod identify;
+mod kubernetes;
 #[cfg(test)]
 mod layouts;
+mod limits;
 mod node;
 mod paging;
 mod record;

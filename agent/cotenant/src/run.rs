@@ -33,6 +33,7 @@ use crate::{
     discovery::{Discovery, Wanted, chain},
     events::{Events, Story, open_log},
     features,
+    limits::Limits,
     node::Ticker,
     paging::Paging,
     record::Tap,
@@ -52,7 +53,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let classes = config.waits.classes()?;
     let started = Instant::now();
     let gate = Arc::new(Gate::new(&config.server.web_config, config.server.listen)?);
-    let host = Host::at(&config.agent.root);
+    let host = config.kubernetes.host(Host::at(&config.agent.root));
     let held = host.rights();
     let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
     let runtime = runtime(confinement)?;
@@ -67,14 +68,15 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let release = Arc::new(Release::new(device.clone()));
     let (door, door_state) = runtime.block_on(async { Door::open(&config.agent.control) });
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature, door_state]);
+    features.extend([namespace, log_feature, door_state, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = confinement.outside(|| Telemetry::start(config, &published))?;
     features.extend([telemetry.feature.clone(), Paging::feature(config)]);
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Mutex::new(Registry::new(host.clone(), confinement)));
+    let registry = Registry::new(host.clone(), &config.kubernetes, confinement);
+    let registry = Arc::new(Mutex::new(registry));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
@@ -101,6 +103,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let ticker = Ticker {
         pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
+        limits: Limits::new(host.clone()),
         events: Events::new(
             &host,
             kernel_log,
@@ -115,6 +118,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         release: Arc::clone(&release),
         gate: Arc::clone(&gate),
         registry,
+        kubernetes: config.kubernetes.clone(),
         libraries,
         budget: Budget::new(budget::Rules { share, shed_for, pair }),
         orders,

@@ -1,5 +1,5 @@
 //! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/incidents, /api/v1/kills, /api/v1/risk,
-//! /api/v1/recording.
+//! /api/v1/holders, /api/v1/recording.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
 mod auth;
@@ -67,6 +67,7 @@ pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
         .route("/api/v1/incidents", get(incidents))
         .route("/api/v1/kills", get(kills))
         .route("/api/v1/risk", get(risk))
+        .route("/api/v1/holders", get(holders))
         .route(record::PATH, get(recording))
         .with_state(shared)
         .layer(middleware::from_fn_with_state(Arc::clone(gate), gate::admit))
@@ -118,6 +119,19 @@ async fn risk(State(Shared { published, .. }): State<Shared>) -> Response {
     Json(&view.risk).into_response()
 }
 
+/// Processes that hold memory and do nothing, the most bytes first.
+async fn holders(State(Shared { published, .. }): State<Shared>) -> Response {
+    let Some(view) = published.load_full() else { return not_yet() };
+    let rows = view.holders.idle.iter().map(|holder| {
+        json!({
+            "pid": holder.pid, "tenant": holder.tenant.name, "container": holder.tenant.container,
+            "gpu": holder.gpu.as_str(), "bytes": holder.bytes, "idle_seconds": holder.idle_seconds,
+        })
+    });
+    let rows: Vec<Value> = rows.collect();
+    Json(json!({ "idle_after_seconds": view.holders.after_seconds, "holders": rows })).into_response()
+}
+
 /// A recording, for as long as the reader reads.
 async fn recording(State(Shared { tap, .. }): State<Shared>) -> Response {
     let Some(blocks) = tap.listen() else {
@@ -154,7 +168,7 @@ fn wanted(which: Result<Query<Which>, QueryRejection>) -> Result<(Option<f64>, O
 }
 
 async fn incidents(
-    State(Shared { story, .. }): State<Shared>,
+    State(Shared { story, published, .. }): State<Shared>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
     let (since, tenant) = match wanted(which) {
@@ -166,7 +180,11 @@ async fn incidents(
     };
     let list = story.incidents.list(since, tenant.as_deref());
     drop(story);
-    let explained: Vec<Explained> = list.into_iter().map(Explained::from).collect();
+    let view = published.load_full();
+    let gpus = view.iter().flat_map(|view| &view.gpus);
+    let sharing = gpus.map(|gpu| (gpu.sample.id.clone(), gpu.sharing)).collect();
+    let explained: Vec<Explained> =
+        list.into_iter().map(|incident| Explained::told(incident, &sharing)).collect();
     Json(json!({ "incidents": explained })).into_response()
 }
 
@@ -231,6 +249,17 @@ fn describe(view: &View) -> Value {
         },
         "gpus": view.gpus.iter().map(|gpu| json!({
             "id": gpu.sample.id.as_str(), "name": gpu.sample.name, "pci": gpu.sample.pci,
+            "parent": gpu.sample.parent.as_ref().map(cotenant_model::GpuId::as_str),
+            "compute_mode": gpu.sample.compute_mode.map_or_else(
+                |reason| json!({ "absent": reason.as_str() }),
+                |mode| json!(mode.as_str()),
+            ),
+            "sharing": {
+                "mode": gpu.sharing.mode.as_str(),
+                "basis": gpu.sharing.basis.as_str(),
+                "tenants": gpu.sharing.tenants,
+            },
+            "ages": gpu.figure_ages,
         })).collect::<Vec<_>>(),
         "libraries": agent.libraries.iter().map(|library| json!({
             "path": library.path, "device": library.device, "inode": library.inode,

@@ -257,6 +257,20 @@ impl Reader {
         Ok(Gpus::read(self, only)?.resolve(process.0, code, false))
     }
 
+    /// Which GPU a process calls this. The only GPU can be no other than the first.
+    pub fn gpu_of_ordinal(
+        &self,
+        process: ProcessId,
+        ordinal: u32,
+        only: Option<&GpuId>,
+    ) -> Result<GpuRef, KernelError> {
+        let code = u8::try_from(ordinal).ok().filter(|ordinal| ordinal & GPU_ORDINAL == 0);
+        let Some(code) = code.map(|ordinal| ordinal | GPU_ORDINAL).filter(|code| *code != GPU_UNKNOWN) else {
+            return Ok(GpuRef::Unknown);
+        };
+        Ok(Gpus::read(self, only.filter(|_| ordinal == 0))?.resolve(process.0, code, false))
+    }
+
     /// Forgets processes whose final figures have been taken.
     pub fn retire(&mut self, ended: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
         self.waits.retire(ended)?;

@@ -64,6 +64,8 @@ fn device(used: u64, processes: Reading<Vec<GpuProcess>>) -> DeviceSample {
         ecc_corrected: Err(Absence::NotSupported),
         ecc_uncorrected: Err(Absence::NotSupported),
         mig_enabled: Err(Absence::NotSupported),
+        compute_mode: Err(Absence::NotSupported),
+        read: BTreeMap::new(),
     });
     sample
 }

@@ -34,7 +34,7 @@ impl Driver {
             _ if bytes < SMALL => self.small(process, gpu, bytes, known)?,
             _ => {
                 let address = known.unwrap_or_else(|| self.address(bytes));
-                take(process, gpu, address, pages(bytes))?;
+                self.take(process, gpu, address, pages(bytes))?;
                 (address, pages(bytes))
             }
         };
@@ -52,11 +52,10 @@ impl Driver {
     ) -> Outcome<(u64, u64)> {
         let taken = pages(bytes);
         let address = known.unwrap_or_else(|| self.address(bytes));
-        let pooled = self.pooled.entry(gpu).or_default();
-        if *pooled >= taken {
-            *pooled -= taken;
+        if self.pooled.get(&gpu).is_some_and(|pooled| *pooled >= taken) {
+            *self.pooled.entry(gpu).or_default() -= taken;
         } else {
-            if !process.node.take(process.slot, gpu, taken) {
+            if !self.allowed(gpu, taken) || !process.node.take(process.slot, gpu, taken) {
                 return Err(OUT_OF_MEMORY);
             }
             let chunk = self.address(taken);
@@ -84,7 +83,7 @@ impl Driver {
             return Ok((next, 0));
         }
         let page = self.address(PAGE);
-        take(process, gpu, page, PAGE)?;
+        self.take(process, gpu, page, PAGE)?;
         self.small.insert(gpu, (page + size, page + PAGE));
         Ok((page, 0))
     }
@@ -101,7 +100,7 @@ impl Driver {
         }
         let (context, at) = self.current()?;
         let address = self.low_address(bytes);
-        take(process, at.gpu, address, pages(bytes))?;
+        self.take(process, at.gpu, address, pages(bytes))?;
         let block =
             Block { bytes, kind: MemoryKind::Device, gpu: Some(at.gpu), context, taken: pages(bytes) };
         self.pointers.insert(address, block);
@@ -171,7 +170,7 @@ impl Driver {
         }
         let (context, at) = self.current()?;
         let address = self.address(bytes);
-        take(process, at.gpu, address, pages(bytes))?;
+        self.take(process, at.gpu, address, pages(bytes))?;
         let block = Block { bytes, kind: MemoryKind::Array, gpu: Some(at.gpu), context, taken: pages(bytes) };
         self.pointers.insert(address, block);
         effects.credit(MemoryKind::Array, Some(at.gpu), bytes, address);
@@ -204,13 +203,13 @@ impl Driver {
         self.pooled.remove(&gpu);
         process.node.give(process.slot, gpu, taken);
     }
-}
 
-/// Memory from the GPU, mapped at `address`.
-fn take(process: &Process, gpu: usize, address: u64, bytes: u64) -> Outcome<()> {
-    if !process.node.take(process.slot, gpu, bytes) {
-        return Err(OUT_OF_MEMORY);
+    /// Memory from the GPU, mapped at `address`.
+    fn take(&self, process: &Process, gpu: usize, address: u64, bytes: u64) -> Outcome<()> {
+        if !self.allowed(gpu, bytes) || !process.node.take(process.slot, gpu, bytes) {
+            return Err(OUT_OF_MEMORY);
+        }
+        boundary::map(&process.node, address, bytes, gpu);
+        Ok(())
     }
-    boundary::map(&process.node, address, bytes, gpu);
-    Ok(())
 }

@@ -78,15 +78,18 @@ impl Host {
         if self.node.scale() <= 0.0 {
             return self.processes(gpu);
         }
-        // The driver's source asserts the API lock and every GPU's.
+        self.hold(PROCESS_QUERY.mul_f64(self.node.scale()));
+        self.processes(gpu)
+    }
+
+    /// Keeps everybody else out of the driver for so long: its source asserts the API lock and every GPU's.
+    pub(crate) fn hold(&self, takes: Duration) {
         let names = [LockName::Api].into_iter().chain((0..self.count()).map(LockName::Gpu));
         let _held: Vec<_> = names.map(|name| self.node.hold(name, Mode::Exclusive)).collect();
-        let query = PROCESS_QUERY.mul_f64(self.node.scale()).as_nanos();
-        let until = monotonic_ns() + u64::try_from(query).unwrap_or(0);
+        let until = monotonic_ns() + u64::try_from(takes.as_nanos()).unwrap_or(0);
         while monotonic_ns() < until {
             std::hint::spin_loop();
         }
-        self.processes(gpu)
     }
 
     pub(crate) fn processes(&self, gpu: usize) -> Vec<Process> {

@@ -40,7 +40,7 @@ pub(crate) fn initialise(function: &str) -> Outcome {
     let known = session().host.clone();
     let host = known.map_or_else(open, Ok)?;
     let faults = host.faults.now()?;
-    faults.strike(function, None)?;
+    faults.strike(function, None, |takes| host.hold(takes))?;
     if faults.version_mismatch {
         return Err(LIB_RM_VERSION_MISMATCH);
     }
@@ -57,7 +57,8 @@ pub(crate) fn initialise(function: &str) -> Outcome {
 }
 
 pub(crate) fn shut_down(function: &str) -> Outcome {
-    current()?.faults.now()?.strike(function, None)?;
+    let host = current()?;
+    host.faults.now()?.strike(function, None, |takes| host.hold(takes))?;
     let mut session = session();
     session.initialised = session.initialised.checked_sub(1).ok_or(UNINITIALIZED)?;
     if session.initialised == 0 {
