@@ -11,7 +11,7 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use cotenant_device::{Condition, Device};
+use cotenant_device::Device;
 use cotenant_export::{Guard, Limits};
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
@@ -19,7 +19,7 @@ use cotenant_model::{
     Absence, DeviceSample, GpuId, Names, Node, Tenant,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
-    view::{AgentView, Feature, FeatureState, HolderCandidate, View},
+    view::{AgentView, Feature, HolderCandidate, View},
 };
 use tracing::warn;
 
@@ -27,7 +27,7 @@ use crate::{
     config::Config,
     discovery::chain,
     events::{Events, Tick},
-    features::feature,
+    features::{self, Visible},
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -36,6 +36,7 @@ use crate::{
 };
 
 const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
+const BUS_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Ticker {
     pub(crate) host: Host,
@@ -65,6 +66,8 @@ struct State {
     restraint: Restraint,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
+    /// What the host shows of GPUs, and when that was looked at.
+    bus: (Option<Duration>, Visible),
 }
 
 impl Ticker {
@@ -78,6 +81,7 @@ impl Ticker {
             listed: (None, BTreeMap::new()),
             restraint: Restraint::default(),
             holders: (Duration::ZERO, Vec::new()),
+            bus: (None, Visible { expected: None }),
         };
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
@@ -149,6 +153,7 @@ impl Ticker {
         let moment = Moment::of(&step, now, device.taken);
         self.tap.pass(&state.forecaster, &moment);
         let risk = state.forecaster.advance(&moment);
+        let expected = self.expected(state, now);
         let mut view = View {
             taken_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             started_unix: self.started_unix,
@@ -157,7 +162,7 @@ impl Ticker {
             blame: step.blame,
             events,
             risk,
-            agent: self.agent(kernel, &device, now, state.cost),
+            agent: self.agent(kernel, &device, now, state.cost, expected),
         };
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
@@ -187,6 +192,16 @@ impl Ticker {
         known.clone()
     }
 
+    /// GPUs that the host shows, looked at seldom: a GPU falls off the bus rarely, and needs no second to be missed.
+    fn expected(&self, state: &mut State, now: Duration) -> Visible {
+        let (asked, known) = &mut state.bus;
+        if asked.is_none_or(|asked| now.saturating_sub(asked) >= BUS_INTERVAL) {
+            *asked = Some(now);
+            *known = Visible::on(&self.host);
+        }
+        *known
+    }
+
     fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
         let Some(reader) = &mut self.reader else { return KernelSample::default() };
         let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
@@ -206,7 +221,14 @@ impl Ticker {
         })
     }
 
-    fn agent(&self, kernel: KernelSample, device: &DeviceSample, now: Duration, cost: Duration) -> AgentView {
+    fn agent(
+        &self,
+        kernel: KernelSample,
+        device: &DeviceSample,
+        now: Duration,
+        cost: Duration,
+        expected: Visible,
+    ) -> AgentView {
         let own = self.host.self_cost().ok();
         let mut absences = BTreeMap::new();
         for gpu in &device.gpus {
@@ -220,15 +242,24 @@ impl Ticker {
                 }
             }
         }
+        let health = self.device.as_ref().map(Device::health);
+        let condition = health.as_ref().map(|health| &health.condition);
+        let libraries = self.libraries.load().as_ref().clone();
+        let (visibility, missing_gpus) = features::visibility(expected, device, condition);
         let mut features = self.features.clone();
-        features.push(self.nvml_feature(device));
+        features.extend([
+            features::nvml(&device.library, condition),
+            visibility,
+            features::libraries(&libraries),
+        ]);
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
             notes: kernel.notes,
             maps: kernel.maps,
-            libraries: self.libraries.load().as_ref().clone(),
+            libraries,
             features,
+            missing_gpus,
             nvml: device.library.clone(),
             nvml_age_seconds: device.library.is_ok().then(|| now.saturating_sub(device.taken).as_secs_f64()),
             nvml_calls: device.calls.clone(),
@@ -242,30 +273,5 @@ impl Ticker {
             probe_cost_seconds: None,
             otlp: self.events.voice.view(),
         }
-    }
-
-    fn nvml_feature(&self, device: &DeviceSample) -> Feature {
-        let Some(live) = &self.device else {
-            return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
-        };
-        let Err(reason) = device.library else {
-            return feature("nvml", FeatureState::Active, String::new());
-        };
-        let remedy = match reason {
-            Absence::LibraryMissing => {
-                "libnvidia-ml.so.1 was not found: install the driver, or set nvml.library to its path"
-            }
-            Absence::VersionMismatch => "library and kernel module differ: reload the module or reboot",
-            Absence::Timeout => "a call has not come back: the driver is stuck",
-            Absence::NoPermission => "no permission: run as root with access to /dev/nvidia*",
-            Absence::NotYet => "not asked yet",
-            _ => "NVML does not answer",
-        };
-        let state = match live.health().condition {
-            Condition::Starting => FeatureState::Degraded,
-            _ if reason == Absence::LibraryMissing => FeatureState::Unsupported,
-            _ => FeatureState::Broken,
-        };
-        feature("nvml", state, format!("{}: {remedy}", reason.as_str()))
     }
 }

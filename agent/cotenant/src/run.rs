@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
 use cotenant_host::Host;
-use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
+use cotenant_kernel::{Choices, Kernel, MapSizes, decide};
 use cotenant_model::view::Feature;
 use tokio::{
     net::TcpListener,
@@ -27,7 +27,7 @@ use crate::{
     config::{Config, LogFormat, simulated},
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
-    features,
+    features::{self, Attempt},
     node::Ticker,
     record::Tap,
     registry::Registry,
@@ -54,28 +54,18 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let listener = runtime.block_on(TcpListener::bind(config.server.listen)).with_context(|| {
         format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
     })?;
-    let (facts, mut features) = features::facts(&host);
-    let choices = Choices {
-        syscall_tracepoint: config.kernel.syscall_tracepoint,
-        waits: config.waits.enabled,
-        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
-    };
-    let plan = decide(&facts, choices);
-    let kernel = match start(&plan, sizes(config), std::process::id()) {
-        Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel));
-            Some(kernel)
-        }
-        Err(error) => {
-            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&chain(&error)));
-            None
-        }
-    };
-    let namespace = features::pid_namespace(&host);
-    let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
+    let tracefs = host.ensure_mounted().map(|_| ()).map_err(|error| chain(&error));
+    let asked = features::facts(&host);
+    let plan = decide(&asked.facts, choices(config));
+    let surroundings = features::look(&host, &asked, tracefs);
+    let Attempt { kernel, trials, features: attempted } =
+        features::attempt(&plan, sizes(config), &surroundings, None);
+    let mut features = features::judge(&surroundings, &trials);
+    features.push(features::driver(&host.hardware()));
+    features.extend(attempted);
+    let device = nvml(config, surroundings.pid_namespace == Some(Ok(true)), started);
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature]);
+    features.push(log_feature);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = Telemetry::start(config, &published);
     features.push(telemetry.feature.clone());
@@ -143,6 +133,15 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     served.context("the HTTP server failed")
 }
 
+/// What the configuration allows in the kernel.
+pub(crate) fn choices(config: &Config) -> Choices {
+    Choices {
+        syscall_tracepoint: config.kernel.syscall_tracepoint,
+        waits: config.waits.enabled,
+        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
+    }
+}
+
 fn sizes(config: &Config) -> MapSizes {
     let kernel = &config.kernel;
     MapSizes {
@@ -172,7 +171,12 @@ async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
 
 fn tell(features: &[Feature]) {
     for feature in features {
-        info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
+        let Feature { name, state, reason, lost, remedy } = feature;
+        if features::bad(*state) {
+            warn!(feature = name, state = state.as_str(), reason, lost, remedy, "feature");
+        } else {
+            info!(feature = name, state = state.as_str(), reason, "feature");
+        }
     }
 }
 
@@ -187,7 +191,7 @@ fn log(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn nvml(config: &Config, host_pid_namespace: bool, started: Instant) -> Option<Device> {
+pub(crate) fn nvml(config: &Config, host_pid_namespace: bool, started: Instant) -> Option<Device> {
     if !config.nvml.enabled {
         return None;
     }

@@ -23,7 +23,7 @@ use cotenant_model::{
     Tenant,
     explain::Explained,
     kill::Kill,
-    view::{FeatureState, View},
+    view::{Feature, View},
 };
 use futures_util::stream;
 use serde::Deserialize;
@@ -31,6 +31,7 @@ use serde_json::{Value, json};
 
 use crate::{
     events::Story,
+    features,
     record::{self, Tap},
 };
 
@@ -41,9 +42,6 @@ pub(crate) struct Shared {
     pub(crate) story: Arc<Mutex<Story>>,
     pub(crate) tap: Arc<Tap>,
 }
-
-/// Attribution rests on these; without one of them `/readyz` says no.
-const NEEDED: [&str; 3] = ["allocation_probes", "process_life", "host_pid_namespace"];
 
 pub(crate) fn router(shared: Shared) -> Router {
     Router::new()
@@ -77,12 +75,13 @@ async fn metrics(State(Shared { published, .. }): State<Shared>, headers: Header
 
 async fn ready(State(Shared { published, .. }): State<Shared>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
-    let bad = |state| !matches!(state, FeatureState::Active | FeatureState::Disabled);
-    let ready =
-        !view.agent.features.iter().any(|feature| NEEDED.contains(&feature.name) && bad(feature.state));
+    let features = &view.agent.features;
+    let ready = features::ready(features);
     let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
-    for feature in view.agent.features.iter().filter(|feature| bad(feature.state)) {
-        let _ = writeln!(text, "{}: {}: {}", feature.name, feature.state.as_str(), feature.reason);
+    for Feature { name, state, reason, lost, remedy } in features {
+        if features::bad(*state) {
+            let _ = writeln!(text, "{name}: {}: {reason}; lost: {lost}; remedy: {remedy}", state.as_str());
+        }
     }
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, text).into_response()
@@ -204,6 +203,7 @@ fn describe(view: &View) -> Value {
         "started": view.started_unix,
         "features": agent.features.iter().map(|feature| json!({
             "name": feature.name, "state": feature.state.as_str(), "reason": feature.reason,
+            "lost": feature.lost, "remedy": feature.remedy,
         })).collect::<Vec<_>>(),
         "nvml": match &agent.nvml {
             Ok(facts) => json!({ "driver": facts.driver_version, "nvml": facts.nvml_version }),

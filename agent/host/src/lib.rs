@@ -6,6 +6,7 @@ pub mod btf;
 mod elf;
 mod error;
 mod facts;
+mod hardware;
 mod identity;
 mod kallsyms;
 mod kernel_log;
@@ -16,6 +17,8 @@ mod memory_events;
 mod names;
 mod process;
 mod read;
+mod rights;
+mod surroundings;
 pub mod tracefs;
 
 use std::path::{Path, PathBuf};
@@ -23,6 +26,7 @@ use std::path::{Path, PathBuf};
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;
 pub use facts::KernelVersion;
+pub use hardware::{Hardware, PciGpu};
 pub use identity::{CgroupView, Identity, Kind, Observed, Owner, Runtime, identify};
 pub use kernel_log::{KernelLog, KernelLogError, Notice, Record, Start};
 pub use kubelet::{Kubelet, KubeletConfig, Listing, Source};
@@ -31,6 +35,8 @@ pub use mappings::{Mapping, Mappings};
 pub use memory_events::MemoryEvents;
 pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};
+pub use rights::{Capability, Lockdown, Rights, Switches};
+pub use surroundings::{CgroupMode, Cluster};
 
 /// A host as a directory tree, so that tests can bring a recorded one.
 #[derive(Clone, Debug)]

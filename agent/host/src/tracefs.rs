@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::{Host, HostError, read};
 
@@ -83,6 +83,19 @@ impl Host {
         mount("tracefs", &path, "tracefs", flags, None::<&std::ffi::CStr>)
             .map_err(|error| HostError::MountTracefs { path: path.clone(), source: error.into() })?;
         Ok(path)
+    }
+
+    /// As [`Host::ensure_mounted`], seen by this thread and those it starts from here on, and by nobody else.
+    pub fn ensure_mounted_privately(&self) -> Result<PathBuf, HostError> {
+        if let Some(mounted) = self.tracefs() {
+            return Ok(mounted);
+        }
+        #[allow(deprecated, reason = "its dangers are in sharing descriptors, and only mounts are unshared")]
+        let unshared = rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS);
+        unshared
+            .and_then(|()| mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC))
+            .map_err(|error| HostError::MountTracefs { path: self.path(PLACES[0]), source: error.into() })?;
+        self.ensure_mounted()
     }
 }
 

@@ -11,6 +11,7 @@ mod plan;
 mod raw;
 mod read;
 mod reports;
+mod trial;
 mod waits;
 mod watch;
 
@@ -20,4 +21,5 @@ pub use load::{Kernel, MapSizes, object, start};
 pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, TaskOffsets, Waits, decide};
 pub use read::Reader;
 pub use reports::Report;
+pub use trial::{Tried, Trials, trials};
 pub use watch::{Happening, Watcher};

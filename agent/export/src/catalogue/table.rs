@@ -59,6 +59,10 @@ catalogue! {
     AgentFeature: Gauge Development Unit::STATE, "cotenant.agent.feature.state", "cotenant_agent_feature_state",
         [FEATURE, FEATURE_STATE], "features x 5",
         "1 for the state that a capability of this agent is in on this host, 0 for the others. The reason is on /status.";
+    AgentGpuVisibilityMismatch: Gauge Development Unit::count("{gpu}"), "cotenant.agent.gpu_visibility_mismatch",
+        "cotenant_agent_gpu_visibility_mismatch", [], "1",
+        "NVIDIA GPUs that the PCI bus or /dev shows on this host and NVML does not list. Above zero the agent is not \
+         ready. GPUs given to virtual machines do not count. Not there before NVML was asked, or when it is not asked.";
     AgentLosses: Counter Development Unit::count("{event}"), "cotenant.agent.losses", "cotenant_agent_losses_total",
         [LOSS_REASON], "24",
         "Events that the kernel side could not book, counted there. Anything above zero means that figures of the \
