@@ -97,7 +97,7 @@ fn libcuda(copies: &Copies, gpus: bool, agent: Option<&Agent>) -> Feature {
 
 fn list(copies: &[Copy]) -> String {
     let users: u32 = copies.iter().map(|copy| copy.processes).sum();
-    format!("{} copies by {users} processes", copies.len())
+    format!("{} (processes: {users})", copies.len())
 }
 
 fn is_probed(copy: &Copy, status: &Value) -> bool {

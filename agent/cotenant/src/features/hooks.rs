@@ -111,7 +111,9 @@ pub(crate) fn without_kernel(reason: &str, diagnosis: Option<&Diagnosis>) -> Vec
     ]
     .map(|name| match diagnosis {
         Some(Diagnosis { missing, remedy }) => {
-            remedied(feature(name, FeatureState::Broken, format!("{missing} ({reason})")), remedy.clone())
+            // The error in full once.
+            let seen = if name == "allocation_probes" { format!("{missing} ({reason})") } else { missing.clone() };
+            remedied(feature(name, FeatureState::Broken, seen), remedy.clone())
         }
         None => feature(name, FeatureState::Broken, reason.to_owned()),
     })

@@ -177,7 +177,12 @@ fn told(name: &'static str, tried: Tried, facts: &Surroundings, trials: &Trials)
             let Diagnosis { missing, remedy } = cause(call, errno, needs, facts, reached);
             remedied(feature(name, FeatureState::Broken, format!("{missing} ({errno})")), remedy)
         }
-        Tried::NotTried => feature(name, FeatureState::Broken, "not tried: what it rests on does not work".into()),
+        Tried::NotTried => match diagnose(facts, trials) {
+            Some(Diagnosis { missing, remedy }) => {
+                remedied(feature(name, FeatureState::Broken, format!("not tried: {missing}")), remedy)
+            }
+            None => feature(name, FeatureState::Broken, "could not be tried on this program itself".into()),
+        },
     }
 }
 

@@ -99,7 +99,7 @@ static WORDS: &[(&str, &str, &str)] = &[
     (
         "libraries",
         "allocations through the libcuda files that are not probed",
-        "cotenant run --help; the reason by file is in /status under libraries",
+        "curl -s http://127.0.0.1:9468/status | jq .libraries says what was refused, and why",
     ),
     (
         "lock_mode",
