@@ -8,7 +8,7 @@ mod trials;
 mod words;
 
 use cotenant_host::{Host, HostError};
-use cotenant_kernel::{HostFacts, Kernel, MapSizes, Plan, TaskOffsets, Tried, Trials, start, trials};
+use cotenant_kernel::{HostFacts, Kernel, MapSizes, Plan, TaskOffsets, Trials, Tried, start, trials};
 use cotenant_model::view::{Feature, FeatureState};
 
 pub(crate) use gpus::{Visible, driver, libraries, nvml, visibility};
@@ -134,20 +134,32 @@ pub(crate) struct Attempt {
     pub(crate) features: Vec<Feature>,
 }
 
+/// What a start without any fault has shown.
+const ANSWERED: Trials = Trials {
+    bpf: Tried::Works,
+    map: Tried::Works,
+    ring_buffer: Tried::Works,
+    program: Tried::Works,
+    perf: Tried::Works,
+    perf_all: Tried::Works,
+    uprobe: Tried::NotTried,
+    uprobe_multi: Tried::NotTried,
+    raw_tracepoint: Tried::NotTried,
+    attach_cookie: None,
+    bpf_loop: None,
+};
+
 /// Starts the kernel side. What fails is found out by trials, unless they were made before.
-pub(crate) fn attempt(
-    plan: &Plan,
-    sizes: MapSizes,
-    facts: &Surroundings,
-    before: Option<Trials>,
-) -> Attempt {
+pub(crate) fn attempt(plan: &Plan, sizes: MapSizes, facts: &Surroundings, before: Option<Trials>) -> Attempt {
     match start(plan, sizes, std::process::id()) {
         Ok(started) => {
-            let watches = if started.watcher.blind.is_none() { Tried::Works } else { Tried::NotTried };
-            let answered =
-                Trials { bpf: Tried::Works, perf: watches, perf_all: watches, ..Trials::default() };
-            let features = kernel(plan, &started);
-            Attempt { kernel: Some(started), trials: before.unwrap_or(answered), features }
+            let watches = started.watcher.blind.is_none();
+            let answered = watches && started.missing.is_empty() && started.probes.links_many();
+            let trials = before.unwrap_or_else(|| if answered { ANSWERED } else { trials() });
+            // Links of many were loaded by the start; whether single ones can be made shows only when one is.
+            let missing = if started.probes.links_many() { None } else { diagnose(facts, &trials) };
+            let features = kernel(plan, &started, missing.as_ref());
+            Attempt { kernel: Some(started), trials, features }
         }
         Err(error) => {
             let trials = before.unwrap_or_else(trials);

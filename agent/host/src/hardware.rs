@@ -60,7 +60,8 @@ impl Host {
 
     /// GPUs that NVML should list here; a few hundred small files of sysfs at most.
     pub fn expected_gpus(&self) -> u32 {
-        Hardware { gpus: self.pci_gpus(), device_nodes: self.device_nodes(), ..Hardware::default() }.expected()
+        Hardware { gpus: self.pci_gpus(), device_nodes: self.device_nodes(), ..Hardware::default() }
+            .expected()
     }
 
     fn pci_gpus(&self) -> Vec<PciGpu> {
@@ -89,7 +90,8 @@ impl Host {
             name.strip_prefix("nvidia")
                 .is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
         };
-        let count = read::names_in(&self.path("dev"), MAX_ENTRIES).iter().filter(|name| numbered(name)).count();
+        let count =
+            read::names_in(&self.path("dev"), MAX_ENTRIES).iter().filter(|name| numbered(name)).count();
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
@@ -120,7 +122,8 @@ impl Host {
 fn version(text: &str) -> Option<String> {
     let text = text.trim();
     let parts: Vec<&str> = text.split('.').collect();
-    let number = |part: &&str| !part.is_empty() && part.len() <= 6 && part.bytes().all(|byte| byte.is_ascii_digit());
+    let number =
+        |part: &&str| !part.is_empty() && part.len() <= 6 && part.bytes().all(|byte| byte.is_ascii_digit());
     (parts.len() >= 2 && parts.len() <= 4 && parts.iter().all(number)).then(|| text.to_owned())
 }
 

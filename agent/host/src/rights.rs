@@ -67,9 +67,7 @@ impl Rights {
     /// `SYS_ADMIN` was all of `BPF` and `PERFMON` before Linux 5.8, and still stands for both.
     pub const fn may(&self, capability: Capability) -> bool {
         match capability {
-            Capability::Bpf | Capability::Perfmon => {
-                self.has(capability) || self.has(Capability::SysAdmin)
-            }
+            Capability::Bpf | Capability::Perfmon => self.has(capability) || self.has(Capability::SysAdmin),
             _ => self.has(capability),
         }
     }

@@ -21,5 +21,5 @@ pub use load::{Kernel, MapSizes, object, start};
 pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, TaskOffsets, Waits, decide};
 pub use read::Reader;
 pub use reports::Report;
-pub use trial::{Tried, Trials, trials};
+pub use trial::{Trials, Tried, trials};
 pub use watch::{Happening, Watcher};

@@ -324,9 +324,7 @@ fn element(command: c_long, map: &OwnedFd, value: &mut u64) -> io::Result<()> {
         flags: 0,
     };
     // SAFETY: the element points to a key and a value of this map's sizes, both alive here.
-    let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, &raw const element, size_of::<Element>())
-    };
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const element, size_of::<Element>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -61,7 +61,13 @@ impl SimulatedNode {
         let alone = fs::File::create(std::env::temp_dir().join("cotenant-simulated-node.lock"))?;
         alone.lock().context("cannot wait for another simulated node to end")?;
         let state = Node::create(directory, config)?;
-        let node = Self { directory: directory.to_owned(), state, root: PathBuf::from("/"), artefacts, _alone: alone };
+        let node = Self {
+            directory: directory.to_owned(),
+            state,
+            root: PathBuf::from("/"),
+            artefacts,
+            _alone: alone,
+        };
         node.library("lib")?;
         fs::copy(
             node.artefacts.join("libcotenant_sim_nvml.so"),

@@ -55,7 +55,8 @@ pub(super) fn write(path: &Path, facts: &Facts, doctor: &str, overrides: &Overri
     let manifest = manifest(&entries, &left_out);
     let path_error = || format!("cannot write {}: is it there already, or the disk full?", path.display());
     // Tenants' names are in it.
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).with_context(path_error)?;
+    let file =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).with_context(path_error)?;
     let mut archive = Builder::new(GzEncoder::new(file, Compression::default()));
     let listing = Entry { name: "manifest.txt", content: manifest.clone() };
     for entry in [&listing].into_iter().chain(&entries) {

@@ -81,14 +81,20 @@ fn libcuda(copies: &Copies, gpus: bool, agent: Option<&Agent>) -> Feature {
     if bare.is_empty() {
         return feature(name, FeatureState::Active, format!("{} in use, all probed{hidden}", probed.len()));
     }
-    let paths: Vec<String> = bare.iter().map(|copy| format!("{} (inode {})", copy.path, copy.inode)).collect();
+    let paths: Vec<String> =
+        bare.iter().map(|copy| format!("{} (inode {})", copy.path, copy.inode)).collect();
     Feature {
         lost: "what is allocated through these files".to_owned(),
         ..remedied(
             feature(
                 name,
                 FeatureState::Degraded,
-                format!("{} of {} in use are not probed: {}{hidden}", bare.len(), used.len(), paths.join(", ")),
+                format!(
+                    "{} of {} in use are not probed: {}{hidden}",
+                    bare.len(),
+                    used.len(),
+                    paths.join(", ")
+                ),
             ),
             "give the agent SYS_PTRACE and DAC_READ_SEARCH; /status says under libraries what it refused",
         )
@@ -126,7 +132,9 @@ fn agent(agent: &Agent) -> Feature {
     let Agent { address, status, readiness } = agent;
     let status = match status {
         Ok(status) => status,
-        Err(reason) => return feature(name, FeatureState::Active, format!("none answers on {address}: {reason}")),
+        Err(reason) => {
+            return feature(name, FeatureState::Active, format!("none answers on {address}: {reason}"));
+        }
     };
     let version = status["version"].as_str().unwrap_or("of a version it does not say");
     let words = |key: &str, of: &Value| of[key].as_str().unwrap_or_default().to_owned();

@@ -31,7 +31,9 @@ pub(super) fn text(checks: &[Feature], verdict: Verdict) -> String {
     let meaning = match verdict {
         Verdict::Ok => "everything works here".to_owned(),
         Verdict::Degraded => format!("attribution works; {wrong} of {} checks are not ok", checks.len()),
-        Verdict::Broken => format!("attribution does not work; {wrong} of {} checks are not ok", checks.len()),
+        Verdict::Broken => {
+            format!("attribution does not work; {wrong} of {} checks are not ok", checks.len())
+        }
     };
     let _ = writeln!(text, "\nverdict: {} ({meaning})", verdict.as_str());
     text

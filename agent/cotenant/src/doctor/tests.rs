@@ -209,13 +209,17 @@ fn with_agent(features: &serde_json::Value, code: u16) -> Feature {
 
 #[test]
 fn what_the_agent_says_is_passed_on() {
-    let active = serde_json::json!([{ "name": "waits", "state": "active" }, { "name": "otlp", "state": "disabled" }]);
+    let active =
+        serde_json::json!([{ "name": "waits", "state": "active" }, { "name": "otlp", "state": "disabled" }]);
     assert_eq!(with_agent(&active, 200).state, FeatureState::Active);
     let degraded = serde_json::json!([
         { "name": "btf", "state": "unsupported", "reason": "r", "lost": "waits", "remedy": "a kernel" },
     ]);
     let check = with_agent(&degraded, 200);
-    assert_eq!((check.state, check.lost.as_str(), check.remedy.as_str()), (FeatureState::Degraded, "waits", "a kernel"));
+    assert_eq!(
+        (check.state, check.lost.as_str(), check.remedy.as_str()),
+        (FeatureState::Degraded, "waits", "a kernel")
+    );
     assert!(check.reason.contains("btf unsupported"));
     let broken = with_agent(&degraded, 503);
     assert_eq!(broken.state, FeatureState::Broken);

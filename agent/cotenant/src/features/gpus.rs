@@ -33,8 +33,12 @@ pub(crate) fn nvml(library: &Reading<LibraryFacts>, condition: Option<&Condition
             "library and kernel module differ",
             "reload the module or reboot: cat /proc/driver/nvidia/version; ls /usr/lib*/*/libnvidia-ml.so.*",
         ),
-        Absence::Timeout => ("a call has not come back: the driver is stuck", "dmesg | grep -i -e NVRM -e Xid"),
-        Absence::NoPermission => ("no permission", "run as root with access to /dev/nvidia* (ls -l /dev/nvidia*)"),
+        Absence::Timeout => {
+            ("a call has not come back: the driver is stuck", "dmesg | grep -i -e NVRM -e Xid")
+        }
+        Absence::NoPermission => {
+            ("no permission", "run as root with access to /dev/nvidia* (ls -l /dev/nvidia*)")
+        }
         Absence::NotYet => ("not asked yet", ""),
         Absence::Released => ("handles are dropped on request", ""),
         _ => ("NVML does not answer", "nvidia-smi; dmesg | grep -i NVRM"),
@@ -70,7 +74,9 @@ pub(crate) fn visibility(
     condition: Option<&Condition>,
 ) -> (Feature, Option<u64>) {
     let name = "gpu_visibility";
-    let Some(expected) = expected else { return (active(name, "a simulated node's GPUs are on no bus"), None) };
+    let Some(expected) = expected else {
+        return (active(name, "a simulated node's GPUs are on no bus"), None);
+    };
     match condition {
         None => return (feature(name, FeatureState::Disabled, "nvml.enabled = false".into()), None),
         Some(Condition::Released) => {
@@ -88,7 +94,8 @@ pub(crate) fn visibility(
     if missing == 0 {
         return (active(name, format!("{listed} of {expected}")), Some(0));
     }
-    let why = device.library.as_ref().err().map_or_else(String::new, |reason| format!(" ({})", reason.as_str()));
+    let why =
+        device.library.as_ref().err().map_or_else(String::new, |reason| format!(" ({})", reason.as_str()));
     let seen = format!("this host shows {expected} NVIDIA GPUs, NVML lists {listed}{why}");
     (feature(name, FeatureState::Broken, seen), Some(u64::from(missing)))
 }
@@ -121,9 +128,8 @@ pub(crate) fn driver(hardware: &Hardware) -> Feature {
 /// The libcuda files under observation.
 pub(crate) fn libraries(libraries: &[LibraryState]) -> Feature {
     let name = "libraries";
-    let whole = |library: &&LibraryState| {
-        library.refused.is_none() && library.attached > 0 && library.failed == 0
-    };
+    let whole =
+        |library: &&LibraryState| library.refused.is_none() && library.attached > 0 && library.failed == 0;
     let probed = libraries.iter().filter(whole).count();
     if probed == libraries.len() {
         let seen = match probed {

@@ -7,9 +7,14 @@ use cotenant_model::view::{Feature, FeatureState};
 use super::{Diagnosis, active, feature, remedied};
 use crate::discovery::chain;
 
-/// After the attempt.
-pub(crate) fn kernel(plan: &Plan, kernel: &Kernel) -> Vec<Feature> {
-    let mut features = vec![active("allocation_probes", "")];
+/// After the attempt; `probes` is why nothing can be attached although everything was loaded.
+pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, probes: Option<&Diagnosis>) -> Vec<Feature> {
+    let mut features = vec![match probes {
+        None => active("allocation_probes", ""),
+        Some(Diagnosis { missing, remedy }) => {
+            remedied(feature("allocation_probes", FeatureState::Broken, missing.clone()), remedy.clone())
+        }
+    }];
     features.extend(hooks(plan, &kernel.missing));
     features.push(match &kernel.watcher.blind {
         Some(error) => feature("mapping_watch", FeatureState::Degraded, chain(error)),
@@ -57,9 +62,7 @@ fn hooks(plan: &Plan, missing: &[(&'static str, KernelError)]) -> [Feature; 6] {
     };
     let unmap = match (failed(&["unmap_return"]), plan.unmap) {
         (Some(reason), _) => broken("vmm_unmap", reason),
-        (None, false) => {
-            feature("vmm_unmap", FeatureState::Unsupported, "no bpf_loop (Linux 5.17)".into())
-        }
+        (None, false) => feature("vmm_unmap", FeatureState::Unsupported, "no bpf_loop (Linux 5.17)".into()),
         (None, true) => active("vmm_unmap", ""),
     };
     let waits = match (failed(&["sched_switch", "sched_waking"]), plan.waits) {
@@ -67,10 +70,12 @@ fn hooks(plan: &Plan, missing: &[(&'static str, KernelError)]) -> [Feature; 6] {
         (None, None) => feature(
             "waits",
             FeatureState::Unsupported,
-            "no /sys/kernel/btf/vmlinux, so the layout of a task is not known (or waits.enabled = false)".into(),
+            "no /sys/kernel/btf/vmlinux, so the layout of a task is not known (or waits.enabled = false)"
+                .into(),
         ),
         (None, Some(Waits { interrupts: None, .. })) => Feature {
-            lost: "the classes of waits; an interrupt may be taken for the process that it interrupted".into(),
+            lost: "the classes of waits; an interrupt may be taken for the process that it interrupted"
+                .into(),
             ..remedied(
                 feature("waits", FeatureState::Degraded, "/proc/kallsyms shows no addresses".into()),
                 "sysctl kernel.kptr_restrict=1, and give the agent CAP_SYSLOG",
@@ -112,7 +117,8 @@ pub(crate) fn without_kernel(reason: &str, diagnosis: Option<&Diagnosis>) -> Vec
     .map(|name| match diagnosis {
         Some(Diagnosis { missing, remedy }) => {
             // The error in full once.
-            let seen = if name == "allocation_probes" { format!("{missing} ({reason})") } else { missing.clone() };
+            let seen =
+                if name == "allocation_probes" { format!("{missing} ({reason})") } else { missing.clone() };
             remedied(feature(name, FeatureState::Broken, seen), remedy.clone())
         }
         None => feature(name, FeatureState::Broken, reason.to_owned()),
@@ -162,7 +168,8 @@ mod tests {
 
     #[test]
     fn c73_one_cause_is_named_by_everything_that_falls_with_it() {
-        let diagnosis = Diagnosis { missing: "a seccomp filter refuses bpf".into(), remedy: "allow it".into() };
+        let diagnosis =
+            Diagnosis { missing: "a seccomp filter refuses bpf".into(), remedy: "allow it".into() };
         for feature in without_kernel("EPERM", Some(&diagnosis)) {
             assert_eq!(feature.state, FeatureState::Broken);
             assert!(feature.reason.contains("seccomp") && feature.remedy == "allow it");

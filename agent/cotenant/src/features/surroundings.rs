@@ -2,7 +2,7 @@
 //! Refuses to decide while it looks, and to look while it decides.
 
 use cotenant_host::{Capability, CgroupMode, Cluster, Host, KernelVersion, Lockdown, Rights, Switches};
-use cotenant_kernel::{Tried, Trials};
+use cotenant_kernel::{Trials, Tried};
 use cotenant_model::view::{Feature, FeatureState};
 
 use super::{active, feature, remedied};
@@ -78,7 +78,7 @@ pub(crate) fn judge(facts: &Surroundings, trials: &Trials) -> Vec<Feature> {
         cgroups(facts),
         cgroup_namespace(facts),
         pid_namespace(facts),
-        capabilities(facts),
+        capabilities(facts, trials),
         seccomp(facts, trials),
         lockdown(facts),
         paranoid(facts, trials),
@@ -120,7 +120,8 @@ fn cgroups(facts: &Surroundings) -> Feature {
     match facts.cgroups {
         CgroupMode::Absent => feature("cgroups", FeatureState::Broken, "no hierarchy is mounted here".into()),
         CgroupMode::V1 => Feature {
-            lost: "the tenant of a process that ends before it was looked at, and counts of kills by cgroup".into(),
+            lost: "the tenant of a process that ends before it was looked at, and counts of kills by cgroup"
+                .into(),
             ..remedied(
                 feature("cgroups", FeatureState::Degraded, "v1 only".into()),
                 "boot with systemd.unified_cgroup_hierarchy=1, or mount -t cgroup2 none /sys/fs/cgroup/unified",
@@ -156,15 +157,21 @@ const fn purpose(capability: Capability) -> &'static str {
     match capability {
         Capability::Bpf => "loading programs (everything by tenant)",
         Capability::Perfmon => "attaching them, and watching mappings (everything by tenant)",
-        Capability::SysPtrace => "the libcuda files and cgroups of other users' processes, containers' among them",
-        Capability::DacReadSearch => "files that their owners keep to themselves: libraries in containers, kubelet's",
+        Capability::SysPtrace => {
+            "the libcuda files and cgroups of other users' processes, containers' among them"
+        }
+        Capability::DacReadSearch => {
+            "files that their owners keep to themselves: libraries in containers, kubelet's"
+        }
         Capability::Syslog => "classes of waits, and the kernel's log",
         Capability::SysResource => "memory for maps (before Linux 5.11)",
-        Capability::SysAdmin => "loading and attaching programs (before Linux 5.8)",
+        Capability::SysAdmin => {
+            "single probes, which are all there are before Linux 6.6 (stable kernels ask for it since mid-2025)"
+        }
     }
 }
 
-fn capabilities(facts: &Surroundings) -> Feature {
+fn capabilities(facts: &Surroundings, trials: &Trials) -> Feature {
     let name = "capabilities";
     let rights = match &facts.rights {
         Some(Ok(rights)) => rights,
@@ -172,8 +179,11 @@ fn capabilities(facts: &Surroundings) -> Feature {
         None => return active(name, ""),
     };
     let version = facts.kernel.map_or((0, 0), |kernel| (kernel.major, kernel.minor));
+    // Whether single probes ask for it depends on the stable release: the trial says, or it may.
+    let refused = matches!(trials.uprobe, Tried::Refused(_)) && trials.uprobe_multi != Tried::Works;
+    let admin = version < (5, 8) || refused;
     let wanted = |capability: &&Capability| match capability {
-        Capability::SysAdmin => version < (5, 8),
+        Capability::SysAdmin => admin || (version < (6, 6) && trials.uprobe == Tried::NotTried),
         Capability::SysResource => version < (5, 11),
         Capability::Bpf | Capability::Perfmon => version >= (5, 8),
         _ => true,
@@ -198,7 +208,7 @@ fn capabilities(facts: &Surroundings) -> Feature {
     }
     let essential = missing
         .iter()
-        .any(|capability| ESSENTIAL.contains(capability) || *capability == Capability::SysAdmin);
+        .any(|capability| ESSENTIAL.contains(capability) || (admin && *capability == Capability::SysAdmin));
     let state = if essential { FeatureState::Broken } else { FeatureState::Degraded };
     let lost: Vec<String> =
         missing.iter().map(|missing| format!("{}: {}", missing.as_str(), purpose(*missing))).collect();
@@ -250,7 +260,9 @@ fn paranoid(facts: &Surroundings, trials: &Trials) -> Feature {
         Tried::Refused(_) => feature(
             name,
             FeatureState::Broken,
-            format!("{level}: this distribution's kernel asks for CAP_SYS_ADMIN above 2, and the agent has it not"),
+            format!(
+                "{level}: this distribution's kernel asks for CAP_SYS_ADMIN above 2, and the agent has it not"
+            ),
         ),
         Tried::Silent | Tried::NotTried => feature(
             name,
@@ -272,7 +284,8 @@ fn unprivileged(facts: &Surroundings) -> Feature {
 
 fn symbols(facts: &Surroundings) -> Feature {
     let name = "kernel_symbols";
-    let switch = facts.switches.kptr_restrict.map_or_else(String::new, |level| format!("kptr_restrict {level}"));
+    let switch =
+        facts.switches.kptr_restrict.map_or_else(String::new, |level| format!("kptr_restrict {level}"));
     match &facts.symbols {
         Some(Err(reason)) => feature(name, FeatureState::Degraded, reason.clone()),
         _ => active(name, switch),

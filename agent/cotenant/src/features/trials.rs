@@ -2,7 +2,7 @@
 //! Refuses guesses: two causes that cannot be told apart are both named.
 
 use cotenant_host::{Capability, Lockdown};
-use cotenant_kernel::{Tried, Trials};
+use cotenant_kernel::{Trials, Tried};
 use cotenant_model::view::{Feature, FeatureState};
 use rustix::io::Errno;
 
@@ -33,6 +33,9 @@ pub(crate) fn diagnose(facts: &Surroundings, trials: &Trials) -> Option<Diagnosi
         if let Some(errno) = [trials.perf, trials.perf_all].into_iter().find_map(refusal) {
             return Some(cause("perf_event_open", errno, Capability::Perfmon, facts, trials.perf));
         }
+        if let (Some(errno), false) = (refusal(trials.uprobe), trials.uprobe_multi == Tried::Works) {
+            return Some(single(errno, facts, trials));
+        }
     } else if let Some(missing) =
         [Capability::Bpf, Capability::Perfmon].into_iter().find(|needed| !facts.may(*needed))
     {
@@ -59,6 +62,19 @@ fn refusal(tried: Tried) -> Option<Errno> {
     }
 }
 
+/// Why a probe on its own is refused. `PERFMON` was enough from Linux 5.8 on; since 6.16, and in the stable kernels of
+/// that summer, it asks for `SYS_ADMIN` again (`perf_uprobe_event_init`). Links of many never did.
+fn single(errno: Errno, facts: &Surroundings, trials: &Trials) -> Diagnosis {
+    if errno == Errno::ACCESS && facts.may(Capability::Perfmon) && !facts.may(Capability::SysAdmin) {
+        let Diagnosis { missing, remedy } = lacks(Capability::SysAdmin);
+        return Diagnosis::new(
+            format!("{missing}, which this kernel asks for every single probe"),
+            format!("{remedy}; or a kernel of 6.6 or later, where links of many need it not"),
+        );
+    }
+    cause("perf_event_open", errno, Capability::Perfmon, facts, trials.perf)
+}
+
 fn lacks(capability: Capability) -> Diagnosis {
     let name = capability.as_str();
     Diagnosis::new(
@@ -83,7 +99,10 @@ fn cause(call: &str, errno: Errno, needs: Capability, facts: &Surroundings, reac
         return if facts.filtered() {
             Diagnosis::new(format!("a seccomp filter hides {call}"), filter)
         } else {
-            Diagnosis::new(format!("this kernel has no {call}"), "a kernel with CONFIG_BPF_SYSCALL=y and CONFIG_PERF_EVENTS=y")
+            Diagnosis::new(
+                format!("this kernel has no {call}"),
+                "a kernel with CONFIG_BPF_SYSCALL=y and CONFIG_PERF_EVENTS=y",
+            )
         };
     }
     if !refused {
@@ -98,8 +117,9 @@ fn cause(call: &str, errno: Errno, needs: Capability, facts: &Surroundings, reac
             "hostUsers: true (Kubernetes), --userns=host (docker), or start it as the host's root",
         );
     }
-    if !facts.may(needs) {
-        return lacks(needs);
+    // A program that traces needs both.
+    if let Some(missing) = [needs, Capability::Perfmon].into_iter().find(|needed| !facts.may(*needed)) {
+        return lacks(missing);
     }
     if facts.filtered() && matches!(reached, Tried::Refused(_)) {
         return Diagnosis::new(format!("a seccomp filter refuses {call}"), filter);
@@ -117,7 +137,10 @@ fn cause(call: &str, errno: Errno, needs: Capability, facts: &Surroundings, reac
     }
     let version = facts.kernel.map_or((0, 0), |kernel| (kernel.major, kernel.minor));
     if version < (5, 11) && !facts.may(Capability::SysResource) {
-        return Diagnosis::new("memory for maps (RLIMIT_MEMLOCK)", "ulimit -l unlimited; LimitMEMLOCK=infinity (systemd)");
+        return Diagnosis::new(
+            "memory for maps (RLIMIT_MEMLOCK)",
+            "ulimit -l unlimited; LimitMEMLOCK=infinity (systemd)",
+        );
     }
     Diagnosis::new(
         format!("a security module (SELinux, AppArmor) refuses {call}, or lockdown does"),
@@ -143,7 +166,7 @@ pub(crate) fn report(facts: &Surroundings, trials: &Trials, kprobes: bool, trace
             line("ring_buffer", trials.ring_buffer),
             line("perf_events", first(&[trials.perf, trials.perf_all])),
             cookies,
-            line("uprobes", trials.uprobe),
+            uprobes(facts, trials),
             many(facts, trials),
             bpf_loop,
             line("raw_tracepoints", trials.raw_tracepoint),
@@ -152,7 +175,9 @@ pub(crate) fn report(facts: &Surroundings, trials: &Trials, kprobes: bool, trace
     lines.push(match (kprobes, tracepoint) {
         (true, _) => active("kprobes", ""),
         (false, true) => active("kprobes", "none; the tracepoint syscalls:sys_enter_ioctl serves instead"),
-        (false, false) => feature("kprobes", FeatureState::Unsupported, "none, and no syscalls tracepoint".into()),
+        (false, false) => {
+            feature("kprobes", FeatureState::Unsupported, "none, and no syscalls tracepoint".into())
+        }
     });
     lines
 }
@@ -169,10 +194,9 @@ fn told(name: &'static str, tried: Tried, facts: &Surroundings, trials: &Trials)
         }
         Tried::Refused(errno) => {
             let errno = Errno::from_raw_os_error(errno);
-            let (call, needs, reached) = if name == "perf_events" || (name == "uprobes" && trials.bpf == Tried::Works) {
-                ("perf_event_open", Capability::Perfmon, trials.perf)
-            } else {
-                ("bpf", Capability::Bpf, trials.bpf)
+            let (call, needs, reached) = match name {
+                "perf_events" => ("perf_event_open", Capability::Perfmon, trials.perf),
+                _ => ("bpf", Capability::Bpf, trials.bpf),
             };
             let Diagnosis { missing, remedy } = cause(call, errno, needs, facts, reached);
             remedied(feature(name, FeatureState::Broken, format!("{missing} ({errno})")), remedy)
@@ -194,6 +218,21 @@ fn helper(name: &'static str, there: Option<bool>, facts: &Surroundings, since: 
         active(name, seen)
     } else {
         feature(name, FeatureState::Unsupported, format!("none, {seen} (Linux {}.{})", since.0, since.1))
+    }
+}
+
+/// Where links of many work, nothing needs a single one.
+fn uprobes(facts: &Surroundings, trials: &Trials) -> Feature {
+    match refusal(trials.uprobe) {
+        Some(errno) if trials.uprobe_multi == Tried::Works => active(
+            "uprobes",
+            format!("links of many work; a single probe is refused ({errno}) and not needed"),
+        ),
+        Some(errno) => {
+            let Diagnosis { missing, remedy } = single(errno, facts, trials);
+            remedied(feature("uprobes", FeatureState::Broken, format!("{missing} ({errno})")), remedy)
+        }
+        None => told("uprobes", trials.uprobe, facts, trials),
     }
 }
 
@@ -272,10 +311,7 @@ mod tests {
         // The filter lets perf_event_open through: it is not the filter's doing.
         let mut paranoid = host(!(1 << 21), 2);
         paranoid.switches = Switches { perf_event_paranoid: Some(4), ..Switches::default() };
-        assert_eq!(
-            missing(&paranoid, perf),
-            "kernel.perf_event_paranoid is 4, and CAP_SYS_ADMIN is missing"
-        );
+        assert_eq!(missing(&paranoid, perf), "kernel.perf_event_paranoid is 4, and CAP_SYS_ADMIN is missing");
         let mut locked = host(u64::MAX, 0);
         locked.lockdown = Some(Lockdown::Confidentiality);
         assert_eq!(missing(&locked, perf), "lockdown is at confidentiality");
@@ -283,6 +319,28 @@ mod tests {
         let hidden = Trials { bpf: Tried::Refused(ENOSYS), ..Trials::default() };
         assert_eq!(missing(&host(u64::MAX, 2), hidden), "a seccomp filter hides bpf");
         assert_eq!(missing(&host(u64::MAX, 0), hidden), "this kernel has no bpf");
+    }
+
+    #[test]
+    fn c72_single_probes_ask_for_more_than_perfmon_and_links_of_many_do_not() {
+        let facts = host(!(1 << 21), 0);
+        let state = |trials: &Trials| {
+            let lines = report(&facts, trials, true, true);
+            lines.into_iter().find(|line| line.name == "uprobes").expect("uprobes")
+        };
+        let new = Trials { uprobe: Tried::Refused(EACCES), ..works() };
+        assert_eq!((missing(&facts, new), state(&new).state), (String::new(), FeatureState::Active));
+        let old = Trials { uprobe_multi: Tried::Refused(22), ..new };
+        assert!(missing(&facts, old).starts_with("CAP_SYS_ADMIN is missing"));
+        let line = state(&old);
+        assert!(line.state == FeatureState::Broken && line.reason.contains("CAP_SYS_ADMIN"), "{line:?}");
+    }
+
+    #[test]
+    fn c72_a_program_refused_for_want_of_perfmon_is_no_security_module() {
+        let facts = host(!(1 << 21 | 1 << 38), 0);
+        let trials = Trials { program: Tried::Refused(EPERM), ..works() };
+        assert_eq!(missing(&facts, trials), "CAP_PERFMON is missing");
     }
 
     #[test]

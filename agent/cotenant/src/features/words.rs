@@ -86,11 +86,7 @@ static WORDS: &[(&str, &str, &str)] = &[
         "the classes of waits; and an interrupt may be taken for the process that it interrupted",
         "sysctl kernel.kptr_restrict=1, and give the agent CAP_SYSLOG",
     ),
-    (
-        "kprobes",
-        "the cheapest way to the GPU of an allocation",
-        "a kernel with CONFIG_KPROBE_EVENTS=y",
-    ),
+    ("kprobes", "the cheapest way to the GPU of an allocation", "a kernel with CONFIG_KPROBE_EVENTS=y"),
     (
         "kubelet",
         "which GPUs are granted to which pod",
@@ -122,7 +118,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "nvidia-smi",
     ),
     ("oom_kills", "kills for memory by the kernel", "mount -t tracefs tracefs /sys/kernel/tracing"),
-    ("otlp", "metrics, traces and logs at the collector; /metrics is not touched", "cotenant config check FILE"),
+    (
+        "otlp",
+        "metrics, traces and logs at the collector; /metrics is not touched",
+        "cotenant config check FILE",
+    ),
     (
         "perf_event_paranoid",
         "events of other processes: mappings, process ends, kills",
@@ -144,11 +144,7 @@ static WORDS: &[(&str, &str, &str)] = &[
         "mount -t tracefs tracefs /sys/kernel/tracing; a kernel of 6.16 or later, or one with BTF",
     ),
     ("raw_tracepoints", "waits and blame", "a kernel with CONFIG_BPF_EVENTS=y and CONFIG_TRACEPOINTS=y"),
-    (
-        "ring_buffer",
-        "everything by tenant: the programs report through it",
-        "a kernel of 5.8 or later",
-    ),
+    ("ring_buffer", "everything by tenant: the programs report through it", "a kernel of 5.8 or later"),
     (
         "seccomp",
         "the system calls that it refuses",
@@ -175,7 +171,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "cuMemUnmap: memory released while still mapped stays booked until its process ends",
         "a kernel of 5.17 or later",
     ),
-    ("waits", "who waits for whom: waits, blame, and what rests on them", "a kernel with BTF, and waits.enabled = true"),
+    (
+        "waits",
+        "who waits for whom: waits, blame, and what rests on them",
+        "a kernel with BTF, and waits.enabled = true",
+    ),
 ];
 
 /// What is lost, and the remedy. A feature without words here has none.

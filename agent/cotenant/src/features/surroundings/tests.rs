@@ -62,7 +62,8 @@ fn whatever_is_wrong_says_what_is_lost_and_what_helps() {
         ..host()
     };
     let features = judge(&bad, &Trials::default());
-    let wrong: Vec<&Feature> = features.iter().filter(|feature| crate::features::bad(feature.state)).collect();
+    let wrong: Vec<&Feature> =
+        features.iter().filter(|feature| crate::features::bad(feature.state)).collect();
     assert_eq!(wrong.len(), features.len() - 2, "all but seccomp and the switch that harms nobody");
     for feature in wrong {
         assert!(
@@ -111,9 +112,17 @@ fn sys_admin_stands_for_both_and_is_itself_wanted_only_where_there_is_nothing_fi
     assert_eq!(of(&without, Trials::default(), "capabilities").state, FeatureState::Active);
     let no_admin = Surroundings { rights: rights(ALL & !bit(Capability::SysAdmin), Some(0)), ..host() };
     assert_eq!(of(&no_admin, Trials::default(), "capabilities").state, FeatureState::Active);
-    let old = Surroundings { kernel: Some(KernelVersion { major: 5, minor: 4, patch: 0 }), ..no_admin };
-    let feature = of(&old, Trials::default(), "capabilities");
+    let old = |minor| Surroundings {
+        kernel: Some(KernelVersion { major: 5, minor, patch: 0 }),
+        ..no_admin.clone()
+    };
+    let feature = of(&old(4), Trials::default(), "capabilities");
     assert_eq!((feature.state, feature.reason.as_str()), (FeatureState::Broken, "missing SYS_ADMIN"));
+    // Single probes: the trial says.
+    let state = |uprobe| of(&old(15), Trials { uprobe, ..Trials::default() }, "capabilities").state;
+    assert_eq!(state(Tried::NotTried), FeatureState::Degraded);
+    assert_eq!(state(Tried::Works), FeatureState::Active);
+    assert_eq!(state(Tried::Refused(13)), FeatureState::Broken);
 }
 
 #[test]
@@ -128,16 +137,14 @@ fn capabilities_in_a_user_namespace_count_for_nothing() {
 #[test]
 fn c72_paranoia_above_the_mainlines_is_judged_by_the_trial() {
     let switches = Switches { perf_event_paranoid: Some(4), ..Switches::default() };
-    let facts = Surroundings {
-        rights: rights(ALL & !bit(Capability::SysAdmin), Some(0)),
-        switches,
-        ..host()
-    };
+    let facts =
+        Surroundings { rights: rights(ALL & !bit(Capability::SysAdmin), Some(0)), switches, ..host() };
     let state = |perf_all| of(&facts, Trials { perf_all, ..Trials::default() }, "perf_event_paranoid").state;
     assert_eq!(state(Tried::Refused(13)), FeatureState::Broken);
     assert_eq!(state(Tried::Works), FeatureState::Active);
     assert_eq!(state(Tried::NotTried), FeatureState::Degraded);
-    let refused = of(&facts, Trials { perf_all: Tried::Refused(13), ..Trials::default() }, "perf_event_paranoid");
+    let refused =
+        of(&facts, Trials { perf_all: Tried::Refused(13), ..Trials::default() }, "perf_event_paranoid");
     assert!(refused.reason.contains("CAP_SYS_ADMIN") && refused.remedy.contains("sysctl"));
     let admin = Surroundings { switches, ..host() };
     assert_eq!(of(&admin, Trials::default(), "perf_event_paranoid").state, FeatureState::Active);
