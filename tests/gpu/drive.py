@@ -29,12 +29,15 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Agent:
+    # What comes before the configuration of a scenario.
+    HEAD = '[nvml]\ninterval = "5s"\n'
+
     def __init__(self, binary, log, config=""):
         self.binary, self.log, self.config = binary, log, config
 
     def __enter__(self):
         config = self.log.with_suffix(".toml")
-        config.write_text('[nvml]\ninterval = "5s"\n' + self.config)
+        config.write_text(self.HEAD + self.config)
         self.begun = time.monotonic()
         command = [self.binary, "run", "--config", str(config)]
         environment = {**os.environ, "NO_COLOR": "1"}

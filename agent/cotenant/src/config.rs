@@ -13,7 +13,7 @@ use clap::Args;
 use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
-use crate::telemetry::config::Otlp;
+use crate::{paging::config::Alertmanager, telemetry::config::Otlp};
 
 /// Every key with its comment, as shipped.
 pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
@@ -46,6 +46,7 @@ pub(crate) struct Config {
     pub(crate) waits: Waits,
     pub(crate) events: Events,
     pub(crate) otlp: Otlp,
+    pub(crate) alertmanager: Alertmanager,
     pub(crate) log: Log,
 }
 
@@ -228,8 +229,9 @@ fn parse(text: &str) -> Result<Config> {
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { agent, kernel, nvml, tenants, events, otlp, .. } = config;
+    let Config { agent, kernel, nvml, tenants, events, otlp, alertmanager, .. } = config;
     otlp.check()?;
+    alertmanager.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
         bail!(

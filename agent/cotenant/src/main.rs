@@ -12,6 +12,7 @@ mod identify;
 #[cfg(test)]
 mod layouts;
 mod node;
+mod paging;
 mod record;
 mod registry;
 mod replay;

@@ -28,6 +28,7 @@ use crate::{
     discovery::chain,
     events::{Events, Tick},
     features::{self, Visible},
+    paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -46,6 +47,7 @@ pub(crate) struct Ticker {
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
+    pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
@@ -272,6 +274,7 @@ impl Ticker {
             holder_candidates: Vec::new(),
             probe_cost_seconds: None,
             otlp: self.events.voice.view(),
+            alert_pushes: self.pushes.view(),
         }
     }
 }

@@ -29,6 +29,7 @@ use crate::{
     events::{Events, Story, open_log},
     features::{self, Attempt},
     node::Ticker,
+    paging::Paging,
     record::Tap,
     registry::Registry,
     reports::Reports,
@@ -68,7 +69,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     features.push(log_feature);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = Telemetry::start(config, &published);
-    features.push(telemetry.feature.clone());
+    features.extend([telemetry.feature.clone(), Paging::feature(config)]);
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -92,7 +93,9 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         let stop = Arc::clone(&stop);
         threads.push(spawn("discovery", move || discovery.run(&stop))?);
     }
+    let paging = Paging::new(config, &story);
     let ticker = Ticker {
+        pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
         events: Events::new(
             &host,
@@ -117,8 +120,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         let (config, stop) = (config.clone(), Arc::clone(&stop));
         threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
     }
+    if let Some(paging) = paging {
+        let stop = Arc::clone(&stop);
+        threads.push(spawn("alertmanager", move || paging.run(&stop))?);
+    }
     info!(address = %config.server.listen, "serving");
-    let served = runtime.block_on(serve(listener, Shared { published, story, tap }));
+    let served =
+        runtime.block_on(serve(listener, Shared { published, story, tap, exemplars: telemetry.exemplars() }));
     info!("stopping");
     stop.store(true, Ordering::Relaxed);
     for thread in threads {

@@ -18,7 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use cotenant_export::{encode, negotiate, rows};
+use cotenant_export::{encode, negotiate, otlp::Exemplars, rows};
 use cotenant_model::{
     Tenant,
     explain::Explained,
@@ -41,6 +41,7 @@ pub(crate) struct Shared {
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) story: Arc<Mutex<Story>>,
     pub(crate) tap: Arc<Tap>,
+    pub(crate) exemplars: Arc<Mutex<Exemplars>>,
 }
 
 pub(crate) fn router(shared: Shared) -> Router {
@@ -61,11 +62,12 @@ fn not_yet() -> Response {
         .into_response()
 }
 
-async fn metrics(State(Shared { published, .. }): State<Shared>, headers: HeaderMap) -> Response {
+async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, headers: HeaderMap) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = negotiate(accept);
-    let encoded = tokio::task::spawn_blocking(move || encode(rows(&view).into(), format)).await;
+    let marks = exemplars.lock().map(|marks| marks.clone()).unwrap_or_default();
+    let encoded = tokio::task::spawn_blocking(move || encode(rows(&view).into(), format, &marks)).await;
     match encoded {
         Ok(Ok(page)) => ([(header::CONTENT_TYPE, format.content_type())], page).into_response(),
         Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),

@@ -3,10 +3,14 @@
 
 pub(crate) mod config;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 use arc_swap::ArcSwapOption;
-use cotenant_export::otlp::{Account, Call, Host, Resource, Sender, Teller, resource_attributes};
+use cotenant_export::otlp::{Account, Call, Exemplars, Host, Resource, Sender, Teller, resource_attributes};
 use cotenant_model::{
     Culprit, GpuId, ProcessId, Tenant,
     incident::{Changes, Incidents, Observation},
@@ -64,6 +68,11 @@ impl Telemetry {
     pub(crate) fn voice(&self, config: &Config) -> Voice {
         let Some((sender, resource)) = &self.running else { return Voice::default() };
         Voice { teller: Some(Teller::new(sender, resource, config.otlp.rates())), account: sender.account() }
+    }
+
+    /// Where `/metrics` finds the traces that its histograms lead to: nowhere while none are sent.
+    pub(crate) fn exemplars(&self) -> Arc<Mutex<Exemplars>> {
+        self.running.as_ref().map(|(sender, _)| sender.exemplars()).unwrap_or_default()
     }
 
     /// Sends what is left, for two seconds at most.

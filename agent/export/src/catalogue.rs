@@ -321,6 +321,11 @@ pub(crate) mod attributes {
         "reason",
         "`unreachable`, `tls`, `timeout`, `throttled` (it asked for patience), `unavailable`, `refused`",
     );
+    pub(crate) const PUSH_OUTCOME: Attribute = always(
+        "cotenant.alertmanager.outcome",
+        "outcome",
+        "`accepted`, `refused` (an answer that is an error), `unreachable` (no answer)",
+    );
     pub(crate) const FUNCTION: Attribute = always("cotenant.nvml.function", "function", "the NVML function");
     pub(crate) const VERSION: Attribute = always("service.version", "version", "the agent's version");
 }

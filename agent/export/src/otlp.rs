@@ -19,6 +19,8 @@ mod teller;
 
 pub use call::Call;
 pub use client::ClientError;
+pub use exemplars::Exemplars;
+pub(crate) use exemplars::Mark;
 pub use resource::{Host, Resource};
 pub use sender::{Account, Sender, Source, StartError};
 pub use settings::{

@@ -1,5 +1,5 @@
 //! Owns the formats of `/metrics`: `OpenMetrics` 1.0, Prometheus text 0.0.4, Prometheus protobuf, and which one to send.
-//! Refuses exemplars (prometheus-client cannot take them from a collector) and native histograms (see `Distribution`).
+//! Refuses native histograms (see `Distribution`).
 
 mod protobuf;
 
@@ -11,6 +11,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::otlp::Exemplars;
 use crate::{Kind, Row, Value};
 
 /// A format of `/metrics`.
@@ -43,20 +44,20 @@ pub enum EncodeError {
     Protobuf(#[source] prost::EncodeError),
 }
 
-/// Writes rows as [`crate::rows()`] sorted them.
-pub fn encode(rows: Arc<[Row]>, format: Format) -> Result<Vec<u8>, EncodeError> {
+/// Writes rows as [`crate::rows()`] sorted them. Text 0.0.4 has no exemplars.
+pub fn encode(rows: Arc<[Row]>, format: Format, exemplars: &Exemplars) -> Result<Vec<u8>, EncodeError> {
     match format {
         Format::OpenMetrics => {
             let mut page = String::new();
-            text::encode(&mut page, &registry(rows)).map_err(EncodeError::Text)?;
-            Ok(with_go_bounds(&page).into_bytes())
+            text::encode(&mut page, &registry(Arc::clone(&rows))).map_err(EncodeError::Text)?;
+            Ok(finish_buckets(&page, marks(&rows, exemplars)).into_bytes())
         }
         Format::Text => {
             let mut page = String::new();
             prometheus_text::encode(&mut page, &registry(rows)).map_err(EncodeError::Text)?;
-            Ok(page.into_bytes())
+            Ok(with_whole_bounds(&page).into_bytes())
         }
-        Format::Protobuf => protobuf::encode(&rows).map_err(EncodeError::Protobuf),
+        Format::Protobuf => protobuf::encode(&rows, exemplars).map_err(EncodeError::Protobuf),
     }
 }
 
@@ -147,12 +148,27 @@ fn encode_row(page: &mut MetricEncoder<'_>, row: &Row) -> Result<(), fmt::Error>
     }
 }
 
-/// `OpenMetrics` with the bounds spelled as in the other two formats.
+/// What follows each bucket, in the order of the page.
+fn marks<'a>(rows: &'a [Row], exemplars: &'a Exemplars) -> impl Iterator<Item = Option<String>> + 'a {
+    rows.iter().filter_map(|row| Some((row, row.value.distribution()?))).flat_map(|(row, distribution)| {
+        let marked = exemplars.mark(row).map(|mark| {
+            let [(trace, trace_id), (span, span_id)] = mark.ids();
+            let (seconds, at) = (mark.seconds, mark.at_unix);
+            let text = format!(" # {{{trace}=\"{trace_id}\",{span}=\"{span_id}\"}} {seconds} {at:.3}");
+            (distribution.bucket_of(mark.seconds), text)
+        });
+        (0..distribution.buckets.len()).map(move |bucket| {
+            marked.as_ref().filter(|(marked, _)| *marked == bucket).map(|(_, text)| text.clone())
+        })
+    })
+}
+
+/// `OpenMetrics` with exemplars, which prometheus-client cannot take from a collector, and with Go's bounds.
 ///
 /// prometheus-client 0.26 writes `le="2.56e-7"` and `le="0.000001024"` here, but Go's `2.56e-07` and `1.024e-06` in
 /// text 0.0.4, and Prometheus 2 takes `le` from protobuf in Go's way too. Unchanged, a series would change its name
 /// with the format of the scrape. In this format `le` is the first label of a bucket.
-fn with_go_bounds(page: &str) -> String {
+fn finish_buckets(page: &str, mut marks: impl Iterator<Item = Option<String>>) -> String {
     const OPENING: &str = "_bucket{le=\"";
     let mut text = String::with_capacity(page.len());
     for line in page.split_inclusive('\n') {
@@ -173,7 +189,26 @@ fn with_go_bounds(page: &str) -> String {
             _ => text.push_str(bound),
         }
         text.push('"');
-        text.push_str(rest);
+        text.push_str(rest.trim_end_matches('\n'));
+        text.push_str(&marks.next().flatten().unwrap_or_default());
+        text.push('\n');
+    }
+    text
+}
+
+/// Text 0.0.4 with `le="1.0"` as in the other two formats, where the format's custom is `1`: Prometheus 2 takes it as it is,
+/// Prometheus 3 makes it `1.0` itself. In this format `le` is the last label of a bucket.
+fn with_whole_bounds(page: &str) -> String {
+    let mut text = String::with_capacity(page.len());
+    for line in page.split_inclusive('\n') {
+        let bound =
+            line.rsplit_once("le=\"").filter(|(name, _)| !line.starts_with('#') && name.contains("_bucket{"));
+        match bound.and_then(|(name, rest)| Some((name, rest.split_once('"')?))) {
+            Some((name, (bound, rest))) if bound.bytes().all(|byte| byte.is_ascii_digit()) => {
+                let _ = write!(text, "{name}le=\"{bound}.0\"{rest}");
+            }
+            _ => text.push_str(line),
+        }
     }
     text
 }
@@ -183,12 +218,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_spelled_as_go_spells_them() {
+    fn bounds_are_spelled_the_same_in_every_format() {
         let page = "# HELP a_bucket{le=\"1e-7\"} x\na_bucket{le=\"0.000001024\",t=\"_bucket{le=\\\"1e-7\\\"\"} 3\n\
                     a_bucket{le=\"2.56e-7\"} 1\na_bucket{le=\"0.25\"} 1\na_bucket{le=\"+Inf\"} 1\n";
         let wanted = "# HELP a_bucket{le=\"1e-7\"} x\na_bucket{le=\"1.024e-06\",t=\"_bucket{le=\\\"1e-7\\\"\"} 3\n\
                       a_bucket{le=\"2.56e-07\"} 1\na_bucket{le=\"0.25\"} 1\na_bucket{le=\"+Inf\"} 1\n";
-        assert_eq!(with_go_bounds(page), wanted);
+        assert_eq!(finish_buckets(page, std::iter::empty()), wanted);
+        let page = "a_bucket{t=\"le=\",le=\"1\"} 1\na_bucket{le=\"16\"} 1\na_bucket{le=\"+Inf\"} 1\na{t=\"le=\\\"1\"} 1\n";
+        let wanted = "a_bucket{t=\"le=\",le=\"1.0\"} 1\na_bucket{le=\"16.0\"} 1\na_bucket{le=\"+Inf\"} 1\na{t=\"le=\\\"1\"} 1\n";
+        assert_eq!(with_whole_bounds(page), wanted);
+    }
+
+    #[test]
+    fn a_mark_stands_behind_its_bucket() {
+        let page = "a_bucket{le=\"2.56e-7\"} 1\na 1\na_bucket{le=\"0.25\"} 1\n";
+        let marks = [None, Some(" # {} 1 2".to_owned())].into_iter();
+        let marked = finish_buckets(page, marks);
+        assert_eq!(
+            marked.lines().filter(|line| line.ends_with(" # {} 1 2")).collect::<Vec<_>>(),
+            ["a_bucket{le=\"0.25\"} 1 # {} 1 2"]
+        );
     }
 
     #[test]

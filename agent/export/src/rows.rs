@@ -50,6 +50,11 @@ impl Distribution {
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
+
+    /// The bucket that a value falls into.
+    pub(crate) fn bucket_of(&self, seconds: f64) -> usize {
+        self.buckets.partition_point(|(bound, _)| *bound < seconds)
+    }
 }
 
 impl From<u64> for Value {
@@ -155,6 +160,13 @@ impl Sheet {
 }
 
 impl Value {
+    pub(crate) const fn distribution(&self) -> Option<&Distribution> {
+        match self {
+            Self::Distribution(distribution) => Some(distribution),
+            _ => None,
+        }
+    }
+
     pub(crate) fn as_f64(&self) -> f64 {
         match self {
             Self::Unsigned(value) => *value as f64,

@@ -122,6 +122,8 @@ pub struct AgentView {
     pub probe_cost_seconds: Option<f64>,
     /// How sending to a collector goes, a row a signal. Empty when nothing is sent.
     pub otlp: Vec<OtlpView>,
+    /// Pushes to Alertmanager by outcome; empty while there are none to be made.
+    pub alert_pushes: Vec<(&'static str, u64)>,
 }
 
 /// One OTLP signal on its way. Items are data points, spans or log records.

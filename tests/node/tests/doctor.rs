@@ -49,8 +49,8 @@ fn agree(doctor: &Doctor, agent: &Agent) -> Result<()> {
     let reported = reported(agent)?;
     ensure!(reported.len() > 20, "{reported:?}");
     for (name, state) in &reported {
-        // Said by the agent alone: its collector, and what it probes.
-        if matches!(name.as_str(), "otlp" | "libraries") {
+        // Said by the agent alone: where it sends to, and what it probes.
+        if matches!(name.as_str(), "otlp" | "alertmanager" | "libraries") {
             continue;
         }
         let said = doctor.check(name)?;

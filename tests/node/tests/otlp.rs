@@ -174,3 +174,67 @@ fn c112_figures_and_events_reach_a_receiver_that_was_away() -> Result<()> {
     eprintln!("the agent stopped in {took:?}");
     Ok(())
 }
+
+/// The hexadecimal trace ids that a page's buckets lead to, with the tenant of each.
+fn exemplars(page: &str) -> Vec<(String, String)> {
+    let value = |text: &str, key: &str| {
+        let (_, rest) = text.split_once(&format!("{key}=\""))?;
+        Some(rest.split_once('"')?.0.to_owned())
+    };
+    let marked =
+        page.lines().filter(|line| line.starts_with("cotenant_gpu_driver_wait_duration_seconds_bucket"));
+    marked
+        .filter_map(|line| line.split_once(" # "))
+        .filter_map(|(series, mark)| Some((value(series, "tenant")?, value(mark, "trace_id")?)))
+        .collect()
+}
+
+#[test]
+fn a_histogram_of_waits_leads_to_a_trace_that_was_sent() -> Result<()> {
+    let mut receiver = Receiver::away()?;
+    receiver.answer()?;
+    let mut world = World::create(
+        1,
+        &format!(
+            "[otlp]\nenabled = true\nendpoint = \"http://{}\"\ncompression = \"zstd\"\ninterval = \"1s\"\n\
+             [waits]\nslow_call = \"5ms\"\n",
+            receiver.address
+        ),
+    )?;
+    let tenant = |name: &str, body: &str| -> Result<(String, cotenant_node::Tenant, Cgroup)> {
+        let unit = format!("marked-{name}-{}.service", std::process::id());
+        let cgroup = Cgroup::create(&format!("system.slice/{unit}"))?;
+        let script = format!("init\nuuid 0\nretain 0\nprint ready\nwait\n{body}\nprint done\nwait\n");
+        let mut tenant = world.node.tenant(name, &cgroup, &script, &[])?;
+        tenant.expect("ready")?;
+        Ok((format!("systemd:{unit}"), tenant, cgroup))
+    };
+    let (victim, mut waits, _one) = tenant("victim", "for 4000 {\nalloc a 2MiB\nfree a\n}")?;
+    let (_, mut hogs, _two) = tenant("hog", "for 4000 {\nalloc b 30GiB\nfree b\npause 300\n}")?;
+    waits.go()?;
+    hogs.go()?;
+    waits.expect("done")?;
+    hogs.expect("done")?;
+    let got = receiver.received.clone();
+    let sent = || -> Vec<String> {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        got.spans
+            .lock()
+            .map(|spans| spans.iter().map(|span| hex(&span.trace_id)).collect())
+            .unwrap_or_default()
+    };
+    let leads = || -> Result<bool> {
+        let page = world.agent.get("/metrics", "application/openmetrics-text;version=1.0.0")?;
+        let marks = exemplars(&page);
+        Ok(marks.iter().any(|(tenant, trace)| *tenant == victim && sent().contains(trace)))
+    };
+    until("an exemplar of a trace that arrived", || leads().unwrap_or(false))?;
+    let text = world.agent.get("/metrics", "text/plain")?;
+    assert!(exemplars(&text).is_empty(), "text 0.0.4 has no exemplars");
+    waits.go()?;
+    hogs.go()?;
+    waits.end()?;
+    hogs.end()?;
+    world.agent.stop()?;
+    Ok(())
+}

@@ -9,8 +9,8 @@ use super::attributes::{
     CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FORECAST, FORECAST_OUTCOME, FUNCTION, HEADROOM_PART, HORIZON,
     HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE,
     INCIDENT_KIND, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE,
-    OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, READING, RELATION,
-    SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
+    OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME,
+    READING, RELATION, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -44,6 +44,10 @@ macro_rules! catalogue {
 }
 
 catalogue! {
+    AlertPushes: Counter Development Unit::count("{request}"), "cotenant.agent.alertmanager.requests",
+        "cotenant_agent_alertmanager_requests_total", [PUSH_OUTCOME], "3",
+        "Messages to Alertmanager by outcome; not there while alertmanager.enabled is off. Nothing is lost by one that \
+         failed: the next has everything that is open. Exact.";
     AgentBlameFolded: Counter Development Unit::count("{share}"), "cotenant.agent.blame_folded",
         "cotenant_agent_blame_folded_total", [], "1",
         "Shares of blame whose culprit was written as other because 4096 pairs of victim and culprit were kept already.";

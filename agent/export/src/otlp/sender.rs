@@ -186,7 +186,8 @@ impl Sender {
         self.account.clone()
     }
 
-    pub(super) fn exemplars(&self) -> Arc<Mutex<Exemplars>> {
+    /// The marks that the tellers of this sender leave.
+    pub fn exemplars(&self) -> Arc<Mutex<Exemplars>> {
         Arc::clone(&self.exemplars)
     }
 

@@ -10,7 +10,7 @@ use super::{Distribution, Labels, Sheet, Value};
 use crate::Id;
 use crate::catalogue::attributes::{
     ABSENCE_REASON, FEATURE, FEATURE_STATE, FUNCTION, LIBRARY_STATE, LOSS_REASON, MAP, NOTE,
-    OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, READING, SYMBOL_STATE, VERSION,
+    OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PUSH_OUTCOME, READING, SYMBOL_STATE, VERSION,
 };
 
 /// Upper bounds of [`CallCost::buckets`], in seconds.
@@ -22,6 +22,9 @@ pub(super) fn write(sheet: &mut Sheet, view: &View) {
     libraries(sheet, &view.agent.libraries);
     nvml(sheet, view);
     otlp(sheet, &view.agent.otlp);
+    for (outcome, requests) in &view.agent.alert_pushes {
+        sheet.put(Id::AlertPushes, Labels::default().with(PUSH_OUTCOME, outcome), *requests);
+    }
 }
 
 fn own_cost(sheet: &mut Sheet, view: &View) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cotenant_export::{Format, Row, encode, rows};
+use cotenant_export::{Format, Row, encode, otlp::Exemplars, rows};
 use cotenant_model::blame::{Edge, Share};
 use cotenant_model::device::{CallCost, DeviceMemory, LibraryFacts};
 use cotenant_model::excess::Excess;
@@ -166,6 +166,7 @@ pub(crate) fn agent() -> AgentView {
         tenants_folded: 0,
         blame_folded: 0,
         holder_candidates: Vec::new(),
+        alert_pushes: vec![("accepted", 4), ("refused", 0), ("unreachable", 1)],
         otlp: vec![OtlpView {
             signal: "metrics",
             exported: 12_000,
@@ -273,7 +274,7 @@ pub(crate) fn published(view: &View) -> Arc<[Row]> {
 }
 
 pub(crate) fn page(view: &View, format: Format) -> String {
-    String::from_utf8(encode(published(view), format).unwrap()).unwrap()
+    String::from_utf8(encode(published(view), format, &Exemplars::default()).unwrap()).unwrap()
 }
 
 /// Samples of text 0.0.4 by the series as written, `name{labels}`.

@@ -1,0 +1,150 @@
+"""Owns what is played for the recorded runs: takes, each a recording; stories, each one GPU's; tenants and their habits.
+
+Refuses chance: every tenant draws from a seed of its own name. Sizes are parts of the card, times seconds of the take.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Cast:
+    """One tenant: its unit, its habit with what it is given. `drives`: it is what fills the card. `again`: it is started again after a
+    failure, with so much given otherwise."""
+
+    unit: str
+    habit: str
+    given: dict = field(default_factory=dict)
+    drives: bool = False
+    again: dict | None = None
+
+
+@dataclass
+class Story:
+    """One GPU's part of a take. `ends` says what is meant to come: built up, no notice, or nothing."""
+
+    name: str
+    ends: str
+    cast: list
+
+
+@dataclass
+class Take:
+    name: str
+    seconds: float
+    stories: list
+
+
+def cast(unit, habit, drives=False, again=None, **given):
+    return Cast(unit, habit, given, drives, again)
+
+
+BUILT_UP, NO_NOTICE, NOTHING = "built up", "no notice", "nothing"
+
+LENGTHENING = Story("lengthening-sequences", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.2, since=32, wall=116),
+    cast("embedder.service", "steady", base=0.22),
+    cast("thumbnails.service", "service", base=0.02, ask=0.02),
+])
+ACCUMULATION = Story("accumulation-and-checkpoints", NOTHING, [
+    cast("pretrain.service", "accumulate", base=0.45, micro=0.14, checkpoint=0.18, period=24),
+    cast("reranker.service", "steady", base=0.1),
+])
+LEAK = Story("leak-beside-a-trainer", BUILT_UP, [
+    cast("ingest.service", "leak", drives=True, base=0.05, since=30, wall=102),
+    cast("finetune.service", "accumulate", base=0.2, micro=0.1, checkpoint=0.0, period=1000),
+    cast("ranker.service", "service", base=0.03, ask=0.015),
+])
+EVALUATION = Story("evaluation-phases", NOTHING, [
+    cast("classifier.service", "evaluate", base=0.55, micro=0.12, evaluation=0.14, period=24, lasts=8),
+    cast("tagger.service", "steady", base=0.08),
+])
+OVERLOAD = Story("kv-cache-overload", BUILT_UP, [
+    cast("llm.service", "serve", drives=True, base=0.25, low=0.04, swing=0.06, period=22, since=32, wall=106, tidies=False),
+    cast("whisper.service", "steady", base=0.3),
+    cast("gateway.service", "service", base=0.01, ask=0.02, every=0.8),
+])
+FULL = Story("quiet-at-95-percent", NOTHING, [
+    cast("batch.service", "steady", base=0.6),
+    cast("search.service", "steady", base=0.335),
+])
+NOTEBOOK = Story("notebook-to-the-wall", BUILT_UP, [
+    cast("jupyter.service", "notebook", drives=True, base=0.03, smallest=0.008, largest=0.035, pause=(1.0, 2.8), since=26),
+    cast("speech.service", "steady", base=0.3),
+    cast("vision.service", "service", base=0.02, ask=0.025),
+])
+LEVELLING = Story("ramp-that-levels-off", NOTHING, [
+    cast("warehouse.service", "levels", base=0.1, since=32, wall=95, share=0.8),
+    cast("recommender.service", "steady", base=0.35),
+])
+STAIRCASE = Story("staircase-leak", BUILT_UP, [
+    cast("scraper.service", "leak", drives=True, base=0.05, since=28, wall=96, step=0.028, every=3.6),
+    cast("trainer.service", "accumulate", base=0.25, micro=0.12, checkpoint=0.0, period=1000),
+])
+SWINGS = Story("kv-cache-that-fits", NOTHING, [
+    cast("chat.service", "serve", base=0.3, low=0.05, swing=0.26, period=26),
+    cast("moderation.service", "steady", base=0.28),
+])
+SEVERAL = Story("several-at-once", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.08, since=32, wall=108, share=0.45),
+    cast("indexer.service", "leak", drives=True, base=0.05, since=36, wall=108, share=0.35),
+    cast("llm.service", "serve", drives=True, base=0.15, low=0.03, swing=0.03, period=17, since=40, wall=108, share=0.4),
+    cast("gateway.service", "service", base=0.01, ask=0.015, every=0.7),
+])
+BURST = Story("burst-without-notice", NO_NOTICE, [
+    cast("report.service", "steady", base=0.2, burst=(80, 0.215)),
+    cast("search.service", "steady", base=0.42),
+    cast("chat.service", "steady", base=0.2),
+])
+LEAKERS = Story("two-leakers", BUILT_UP, [
+    cast("ingest.service", "leak", drives=True, base=0.08, since=30, wall=100, share=0.6),
+    cast("scraper.service", "leak", drives=True, base=0.04, since=38, wall=108, share=0.75, step=0.006),
+    cast("ranker.service", "service", base=0.03, ask=0.01),
+    cast("finetune.service", "steady", base=0.35),
+])
+RESTART = Story("trainer-restarted-after-the-failure", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.25, since=30, wall=98,
+         again={"since": 105, "wall": 160, "share": 0.4}),
+    cast("embedder.service", "steady", base=0.3),
+])
+SLOW = Story("slow-leak", BUILT_UP, [
+    cast("cachewarmer.service", "leak", drives=True, base=0.1, since=30, wall=118, step=0.001),
+    cast("batch.service", "steady", base=0.55),
+    cast("vision.service", "service", base=0.02, ask=0.012),
+])
+TIDY = Story("notebook-that-clears", NOTHING, [
+    cast("jupyter.service", "notebook", base=0.05, smallest=0.01, largest=0.05, pause=(1.5, 4.0), most=0.4, clears=0.15),
+    cast("speech.service", "steady", base=0.3),
+    cast("tagger.service", "service", base=0.02, ask=0.02),
+])
+
+# Two GPUs play side by side: one that fills up beside one that, mostly, does not.
+TAKES = [
+    Take("1-sequences", 124, [LENGTHENING, ACCUMULATION]),
+    Take("2-leak", 114, [LEAK, EVALUATION]),
+    Take("3-cache", 118, [OVERLOAD, FULL]),
+    Take("4-notebook", 118, [NOTEBOOK, LEVELLING]),
+    Take("5-staircase", 110, [STAIRCASE, SWINGS]),
+    Take("6-several", 116, [SEVERAL, BURST]),
+    Take("7-leakers", 126, [LEAKERS, RESTART]),
+    Take("8-slow", 130, [SLOW, TIDY]),
+]
+
+
+def takes(gpus):
+    """As many stories at a time as there are GPUs: with one, each take of two becomes two."""
+    if gpus > 1:
+        return TAKES
+    return [Take(f"{take.name}-{story.name}", take.seconds, [story]) for take in TAKES for story in take.stories]
+
+
+def parts(gpus, budget, between):
+    """Takes in their order, packed into commands of `budget` seconds; `between` is what starting and ending one costs."""
+    parts, left = [], 0.0
+    for take in takes(gpus):
+        cost = take.seconds + between
+        if cost > left:
+            parts.append([])
+            left = budget
+        parts[-1].append(take)
+        left -= cost
+    return parts
