@@ -13,7 +13,7 @@ use cotenant_model::view::{Feature, FeatureState};
 
 pub(crate) use gpus::{Visible, driver, libraries, nvml, visibility};
 pub(crate) use hooks::recorded;
-pub(crate) use surroundings::{Surroundings, judge, look};
+pub(crate) use surroundings::{Surroundings, judge, look, unprivileged};
 pub(crate) use trials::{Diagnosis, diagnose, report};
 
 use crate::discovery::chain;

@@ -86,8 +86,8 @@ pub fn trials() -> Trials {
     if let (Some(map), Tried::Works, Some(true)) = (map, trials.program, trials.attach_cookie)
         && let Some(target) = Target::own()
     {
-        trials.uprobe = fired(single(&map, &target), &map);
-        trials.uprobe_multi = fired(many(&map, &target), &map);
+        trials.uprobe = fired(&single(&map, &target), &map);
+        trials.uprobe_multi = fired(&many(&map, &target), &map);
     }
     trials
 }
@@ -293,8 +293,8 @@ fn many(map: &OwnedFd, target: &Target) -> io::Result<Held> {
 }
 
 /// Calls the probed function, and looks whether the program has seen it.
-fn fired(held: io::Result<Held>, map: &OwnedFd) -> Tried {
-    let outcome = tried(&held);
+fn fired(held: &io::Result<Held>, map: &OwnedFd) -> Tried {
+    let outcome = tried(held);
     if outcome != Tried::Works {
         return outcome;
     }

@@ -118,7 +118,7 @@ fn nvml(config: &Config, host_pid_namespace: bool) -> (DeviceSample, Option<Cond
     while device.health().condition == Condition::Starting && started.elapsed() < patience {
         sleep(Duration::from_millis(10));
     }
-    (DeviceSample::clone(&device.latest()), Some(device.health().condition.clone()))
+    (DeviceSample::clone(&device.latest()), Some(device.health().condition))
 }
 
 fn copies(host: &Host) -> Copies {

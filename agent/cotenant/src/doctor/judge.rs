@@ -20,6 +20,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Feature> {
             door(check, answered.as_ref());
         }
     }
+    checks.push(features::unprivileged(surroundings));
     let tracepoint = planned.ioctl_tracepoint;
     checks.extend(features::report(surroundings, &trials, planned.kprobes, tracepoint));
     checks.extend(facts.attempted.clone().unwrap_or_else(|| {

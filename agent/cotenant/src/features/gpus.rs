@@ -158,6 +158,7 @@ mod tests {
         DeviceSample { library, ..DeviceSample::absent(Duration::ZERO, Absence::NotYet) }
     }
 
+    #[allow(clippy::unnecessary_wraps, reason = "as a sample has it")]
     fn answering() -> Reading<LibraryFacts> {
         Ok(LibraryFacts { driver_version: "580.1".into(), nvml_version: "13".into() })
     }

@@ -82,7 +82,6 @@ pub(crate) fn judge(facts: &Surroundings, trials: &Trials) -> Vec<Feature> {
         seccomp(facts, trials),
         lockdown(facts),
         paranoid(facts, trials),
-        unprivileged(facts),
         symbols(facts),
         clock(facts),
     ];
@@ -272,8 +271,8 @@ fn paranoid(facts: &Surroundings, trials: &Trials) -> Feature {
     }
 }
 
-/// Told because people look for it; with CAP_BPF every value is good.
-fn unprivileged(facts: &Surroundings) -> Feature {
+/// For people who look for it; with `CAP_BPF` every value is good, so that it is no feature of the agent.
+pub(crate) fn unprivileged(facts: &Surroundings) -> Feature {
     let name = "unprivileged_bpf";
     match facts.switches.unprivileged_bpf_disabled {
         None => active(name, "not shown here"),
@@ -302,28 +301,29 @@ fn clock(facts: &Surroundings) -> Feature {
 }
 
 fn cluster(cluster: &Cluster) -> [Feature; 2] {
-    let (names, kubelet) = ("pod_names", "kubelet");
+    const NAMES: &str = "pod_names";
+    const GRANTS: &str = "kubelet";
     if !cluster.is_node {
-        return [names, kubelet].map(|name| active(name, "not a Kubernetes node"));
+        return [NAMES, GRANTS].map(|name| active(name, "not a Kubernetes node"));
     }
     let named = match (cluster.logs, &cluster.runtime) {
-        (true, _) => active(names, "/var/log/pods"),
-        (false, Some(socket)) => active(names, socket.display().to_string()),
+        (true, _) => active(NAMES, "/var/log/pods"),
+        (false, Some(socket)) => active(NAMES, socket.display().to_string()),
         (false, None) => feature(
-            names,
+            NAMES,
             FeatureState::Degraded,
             "a Kubernetes node, and neither /var/log/pods nor a container runtime's socket is here".into(),
         ),
     };
-    let kubelet = match &cluster.pod_resources {
-        Some(socket) => active(kubelet, socket.display().to_string()),
+    let grants = match &cluster.pod_resources {
+        Some(socket) => active(GRANTS, socket.display().to_string()),
         None => feature(
-            kubelet,
+            GRANTS,
             FeatureState::Degraded,
             "a Kubernetes node, and kubelet's pod-resources socket is not here".into(),
         ),
     };
-    [named, kubelet]
+    [named, grants]
 }
 
 #[cfg(test)]

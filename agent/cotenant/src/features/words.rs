@@ -155,7 +155,6 @@ static WORDS: &[(&str, &str, &str)] = &[
         "process ends, kills for memory, and the layout of the kernel's events",
         "mount -t tracefs tracefs /sys/kernel/tracing; in a container mount the host's /sys/kernel/tracing",
     ),
-    ("unprivileged_bpf", "", ""),
     (
         "uprobe_multi",
         "speed only: letting go of a library takes some 100 ms a symbol",

@@ -64,7 +64,7 @@ fn whatever_is_wrong_says_what_is_lost_and_what_helps() {
     let features = judge(&bad, &Trials::default());
     let wrong: Vec<&Feature> =
         features.iter().filter(|feature| crate::features::bad(feature.state)).collect();
-    assert_eq!(wrong.len(), features.len() - 2, "all but seccomp and the switch that harms nobody");
+    assert_eq!(wrong.len(), features.len() - 1, "all but seccomp");
     for feature in wrong {
         assert!(
             !feature.reason.is_empty() && !feature.lost.is_empty() && !feature.remedy.is_empty(),
