@@ -50,7 +50,7 @@ fn agree(doctor: &Doctor, agent: &Agent) -> Result<()> {
     ensure!(reported.len() > 20, "{reported:?}");
     for (name, state) in &reported {
         // Said by the agent alone: where it sends to, and what it probes.
-        if matches!(name.as_str(), "otlp" | "alertmanager" | "libraries") {
+        if matches!(name.as_str(), "otlp" | "alertmanager_push" | "libraries") {
             continue;
         }
         let said = doctor.check(name)?;

@@ -9,16 +9,8 @@ use super::{active, feature, remedied};
 use crate::discovery::chain;
 
 /// Clock sources that are read in some tens of nanoseconds, as the kernel names them.
-const FAST_CLOCKS: [&str; 8] = [
-    "tsc",
-    "kvm-clock",
-    "hyperv_clocksource_tsc_page",
-    "arch_sys_counter",
-    "xen",
-    "tsc-early",
-    "vmware-tsc",
-    "hyperv_clocksource_msr",
-];
+const FAST_CLOCKS: [&str; 6] =
+    ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "xen", "tsc-early"];
 /// Capabilities without which nothing is attributed, on a kernel that knows them.
 const ESSENTIAL: [Capability; 2] = [Capability::Bpf, Capability::Perfmon];
 
