@@ -45,6 +45,9 @@ wanted_packages() {
     has make || echo make
     has cc || echo gcc libc6-dev
     has curl || echo curl
+    has openssl || echo openssl
+    has htpasswd || echo apache2-utils
+    has setpriv || echo util-linux
     [ -d /etc/ssl/certs ] || echo ca-certificates
     has promtool || echo prometheus
     has go || echo golang-go gcc libc6-dev

@@ -293,8 +293,7 @@ def fleet():
             "percentunit",
             query(f"max(rate(cotenant_agent_cpu_seconds_total{{{ON_NODES}}}[$__rate_interval]))", "agent, highest"),
             query(
-                f'max(rate(cotenant_agent_notes_total{{{ON_NODES},note="probe_hits"}}[$__rate_interval])'
-                f" * on (job, instance) group_left () cotenant_agent_probe_cost_seconds{{{ON_NODES}}})",
+                f"max(rate(cotenant_agent_probe_cost_seconds_total{{{ON_NODES}}}[$__rate_interval]))",
                 "probes, highest",
             ),
             width=8,
@@ -326,6 +325,8 @@ def fleet():
             "short",
             query(f"sum by (state) (cotenant_agent_probe_libraries{{{ON_NODES}}})", "libraries {{state}}"),
             query(f"sum by (state) (cotenant_agent_probe_symbols{{{ON_NODES}}})", "symbols {{state}}"),
+            query(f"sum(cotenant_agent_probes_shed{{{ON_NODES}}})", "libraries, stream-ordered calls not probed"),
+            query(f"sum(cotenant_agent_processes_untimed{{{ON_NODES}}})", "processes, calls not timed"),
             width=8,
         ),
         table(
@@ -378,7 +379,16 @@ def gpu():
             [(0, CALM), (0.9, WATCH), (0.98, ACT)],
         ),
         figure("Busy", "Share of the last sample (up to 1 s) in which a kernel ran. One small kernel counts like a full GPU.", "percentunit", f"hw_gpu_utilization_ratio{{{ON_GPU}}}"),
-        figure("MIG", "1 when the GPU is cut into instances; its tenants are then on the instances.", "bool_yes_no", f"cotenant_gpu_mig_enabled{{{ON_GPU}}}"),
+        table(
+            "Shared how",
+            "Of a GPU that is cut by MIG the tenants are on the instances. What this is told from is on the agent's /status.",
+            "short",
+            query(f"max by (sharing_mode) (cotenant_gpu_sharing_mode{{{ON_GPU}}} == 1)"),
+            names={"sharing_mode": "Mode"},
+            hide=("Value",),
+            width=4,
+            height=4,
+        ),
         figure("Age of the figures", "When NVML was last asked about this GPU. Old figures are not wrong, they are old.", "s", f"cotenant_gpu_readings_age_seconds{{{ON_GPU}}}", [(0, CALM), (60, WATCH)]),
         table(
             "What it is",
@@ -447,6 +457,19 @@ def gpu():
             "Parts that add up to the difference: context is contexts, modules and rounding; baseline was held before the probes came; drift has no explanation.",
             "bytes",
             query(f"sum by (tenant, part) (cotenant_gpu_memory_residual_bytes{{{ON_GPU}}})", "{{tenant}} {{part}}"),
+        ),
+        graph(
+            "Room below limits",
+            "What a tenant, or each of its processes, may still take under an MPS limit or its cgroup's limit on device memory. Requests of a scheduler limit nothing and are not here.",
+            "bytes",
+            query(f"min by (tenant, limit_source) (cotenant_gpu_memory_tenant_room_bytes{{{ON_GPU}}})", "{{tenant}} {{limit_source}}"),
+            low=0,
+        ),
+        graph(
+            "Age of figures that NVML is seldom asked for",
+            "The dearer a call and the more its tenants wait for the agent, the more seldom it is made. Memory and processes come with every poll.",
+            "s",
+            query(f"cotenant_gpu_figure_age_seconds{{{ON_GPU}}}", "{{figure}}"),
         ),
         row("Waits: of the whole node, as the driver's locks are"),
         graph(
@@ -569,6 +592,7 @@ def tenant():
             "bytes",
             query(f"sum by (memory_kind) (cotenant_gpu_memory_live_bytes{{{OF_TENANT}}})", "{{memory_kind}}"),
             query(f"sum by (memory_kind) (cotenant_gpu_memory_live_peak_bytes{{{OF_TENANT}}})", "{{memory_kind}} peak"),
+            query(f"sum(cotenant_gpu_memory_pool_reserved_bytes{{{OF_TENANT}}})", "taken by pools"),
             low=0,
             overrides=[matching("/ peak$/", custom__lineStyle={"fill": "dash", "dash": [4, 6]}, custom__fillOpacity=0)],
         ),

@@ -25,7 +25,6 @@ SITUATIONS = {
     "CotenantLedgerDrift (info)": "the ledger misses a way to allocate",
     "CotenantNvmlNotAnswering (warning)": NVML,
     "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
-    "Cotenant / Fleet: CPU of the agent (B)": "the cost of a probe was calibrated at start",
     "Cotenant / Fleet: Dropped, and attempts that failed (A)": OTLP,
     "Cotenant / Fleet: Dropped, and attempts that failed (B)": OTLP,
     "Cotenant / Fleet: Sent and acknowledged (A)": OTLP,
@@ -75,7 +74,9 @@ def hour(start, end):
     yield "cotenant_agent_feature_state", {"feature": "waits", "state": "broken"}, then(1, 0)
     yield "cotenant_agent_losses_total", {"reason": "ring_full"}, since(0.5)
     yield "cotenant_agent_notes_total", {"note": "probe_hits"}, lambda second: 100 * second
-    yield "cotenant_agent_probe_cost_seconds", {}, always(1e-6)
+    yield "cotenant_agent_probe_cost_seconds_total", {}, lambda second: 1e-4 * second
+    yield "cotenant_agent_probes_shed", {}, then(1, 0)
+    yield "cotenant_agent_processes_untimed", {}, then(2, 0)
     yield "cotenant_agent_nvml_last_collect_success", {}, then(0, 1)
     yield "cotenant_agent_nvml_absences", {"reading": "memory", "reason": "timeout"}, then(1)
     for kind in ("errors", "timeouts"):

@@ -7,9 +7,18 @@ mod surroundings;
 mod trials;
 mod words;
 
-use cotenant_host::{Host, HostError};
-use cotenant_kernel::{HostFacts, Kernel, MapSizes, Plan, TaskOffsets, Trials, Tried, start, trials};
-use cotenant_model::view::{Feature, FeatureState};
+use std::path::Path;
+
+use cotenant_device::Hearing;
+use cotenant_host::{Host, HostError, Rights};
+use cotenant_kernel::{
+    Calibration, HostFacts, Kernel, MapSizes, Plan, Probes, Site, TaskOffsets, Trials, Tried, XidOffsets,
+    calibrate, site, start, trials,
+};
+use cotenant_model::{
+    Absence,
+    view::{Feature, FeatureState},
+};
 
 pub(crate) use gpus::{Visible, driver, libraries, nvml, visibility};
 pub(crate) use hooks::recorded;
@@ -21,8 +30,14 @@ use hooks::{kernel, without_kernel};
 use tracing::warn;
 
 /// Attribution rests on these; without one of them `/readyz` says no, and `doctor` says broken.
-const NEEDED: [&str; 5] =
-    ["allocation_probes", "process_life", "host_pid_namespace", "gpu_visibility", "configuration"];
+const NEEDED: [&str; 6] = [
+    "allocation_probes",
+    "process_life",
+    "library_access",
+    "host_pid_namespace",
+    "gpu_visibility",
+    "configuration",
+];
 
 /// Whether something does not work as it should.
 pub(crate) const fn bad(state: FeatureState) -> bool {
@@ -94,6 +109,7 @@ pub(crate) fn facts(host: &Host) -> Asked {
         interrupts: interrupts.as_ref().ok().copied().flatten(),
         contention: host.event_format("lock", "contention_begin").is_ok(),
         victim_offset: offset("oom", "mark_victim", "pid"),
+        xid: xid(host),
     };
     let symbols = match interrupts {
         Ok(Some(_)) => Ok(()),
@@ -106,6 +122,82 @@ pub(crate) fn facts(host: &Host) -> Asked {
         Err(error) => Err(chain(&error)),
     };
     Asked { facts, btf, symbols }
+}
+
+/// Where the driver's own tracepoint has what it says of a fault.
+fn xid(host: &Host) -> Option<XidOffsets> {
+    let format = host.event_format("nvidia", "nvidia_dev_xid").ok()?;
+    let of = |name| format.field(name).filter(|field| field.size == 4).map(|field| field.offset);
+    Some(XidOffsets { code: of("error_code")?, device: of("dev")?, message: of("msg")? })
+}
+
+/// What the probes of one call cost on this host, in seconds, measured on a function of the agent's own.
+pub(crate) fn probe_cost(host: &Host, probes: &mut Probes) -> (Option<f64>, Feature) {
+    let name = "probe_cost";
+    if !host.in_initial_pid_namespace().unwrap_or(false) {
+        // The programs would not know the agent, and take it for a tenant.
+        let reason = "not in the host's PID namespace: what probes cost is not measured (set hostPID: true)";
+        return (None, feature(name, FeatureState::Degraded, reason.into()));
+    }
+    let address = site();
+    let own = host.mappings(std::process::id()).ok().and_then(|mappings| {
+        let mapping = mappings.rows.into_iter().find(|row| (row.start..row.end).contains(&address))?;
+        Some(address - mapping.start + mapping.offset)
+    });
+    let Some(offset) = own else {
+        let reason = "the agent's own program is not in /proc/self/maps: what probes cost is not measured";
+        return (None, feature(name, FeatureState::Broken, reason.into()));
+    };
+    match calibrate(probes, Site { path: Path::new("/proc/self/exe"), offset }) {
+        Ok(Some(Calibration { pair, calls })) => {
+            let reason = format!("{} ns a probed call, by {calls} calls", pair.as_nanos());
+            (Some(pair.as_secs_f64()), feature(name, FeatureState::Active, reason))
+        }
+        Ok(None) => {
+            let reason =
+                "the agent's own probed function was not slower for it: what probes cost is not known";
+            (None, feature(name, FeatureState::Broken, reason.into()))
+        }
+        Err(error) => (None, feature(name, FeatureState::Broken, chain(&error))),
+    }
+}
+
+/// Whether NVML tells of faults.
+pub(crate) fn hearing(hearing: Option<Hearing>) -> Feature {
+    let (state, reason) = match hearing {
+        None => (FeatureState::Disabled, "nvml.enabled = false".into()),
+        Some(Hearing::Listening { .. }) => (FeatureState::Active, String::new()),
+        Some(Hearing::NotYet) => (
+            FeatureState::Degraded,
+            "NVML has not answered yet; Xids come from the kernel's log alone".into(),
+        ),
+        Some(Hearing::Released) => (FeatureState::Degraded, "NVML is let go of, on request".into()),
+        Some(Hearing::Failed(reason @ (Absence::NotSupported | Absence::SymbolMissing))) => (
+            FeatureState::Unsupported,
+            format!("{}: NVML tells no events here; Xids come from the kernel's log alone", reason.as_str()),
+        ),
+        Some(Hearing::Failed(reason)) => (
+            FeatureState::Broken,
+            format!(
+                "{}: NVML's events are asked for again; Xids come from the kernel's log",
+                reason.as_str()
+            ),
+        ),
+        Some(Hearing::Hung { since }) => (
+            FeatureState::Broken,
+            format!("a wait has been stuck for {} s: the driver hangs", since.as_secs()),
+        ),
+    };
+    feature("xid_events", state, reason)
+}
+
+/// Whether cgroups count device memory here.
+pub(crate) fn dmem(host: &Host) -> Feature {
+    if host.has_dmem() {
+        return feature("dmem", FeatureState::Active, String::new());
+    }
+    let reason = "absent: this kernel has no dmem controller (Linux 6.14); cgroups neither count nor limit device memory";
+    feature("dmem", FeatureState::Unsupported, reason.into())
 }
 
 /// Kernel text that runs in interrupt context only. Exceptions come before interrupts in their section and are left
@@ -158,7 +250,8 @@ pub(crate) fn attempt(plan: &Plan, sizes: MapSizes, facts: &Surroundings, before
             let trials = before.unwrap_or_else(|| if answered { ANSWERED } else { trials() });
             // Links of many were loaded by the start; whether single ones can be made shows only when one is.
             let missing = if started.probes.links_many() { None } else { diagnose(facts, &trials) };
-            let features = kernel(plan, &started, missing.as_ref());
+            let traced = matches!(facts.tracefs, Some(Ok(())) | None);
+            let features = kernel(plan, &started, facts.rights.as_ref(), traced, missing.as_ref());
             Attempt { kernel: Some(started), trials, features }
         }
         Err(error) => {
@@ -169,5 +262,52 @@ pub(crate) fn attempt(plan: &Plan, sizes: MapSizes, facts: &Surroundings, before
             warn!(error = reason, missing, "no eBPF: allocations are not seen, NVML's figures only");
             Attempt { kernel: None, trials, features: without_kernel(&reason, diagnosis.as_ref()) }
         }
+    }
+}
+
+/// What went wrong, and the one thing that is missing before it, where it is a right.
+pub(crate) fn told(error: &(dyn std::error::Error + 'static), rights: &Rights) -> String {
+    match rights.why_refused().filter(|_| is_refusal(error)) {
+        Some(why) => format!("{why} ({})", chain(error)),
+        None => chain(error),
+    }
+}
+
+fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| {
+        error
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c107_the_drivers_tracepoint_is_read_at_the_offsets_of_its_format_file() {
+        let root = tempfile::tempdir().expect("a directory");
+        let event = root.path().join("sys/kernel/tracing/events/nvidia/nvidia_dev_xid");
+        std::fs::create_dir_all(&event).expect("writable");
+        let format = |last: &str| {
+            format!(
+                "name: nvidia_dev_xid\nID: 2101\nformat:\n\
+                 \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n\
+                 \tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;\n\
+                 \tfield:unsigned char common_preempt_count;\toffset:3;\tsize:1;\tsigned:0;\n\
+                 \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\
+                 \tfield:__data_loc char[] dev;\toffset:8;\tsize:4;\tsigned:0;\n\
+                 \tfield:u32 error_code;\toffset:12;\tsize:4;\tsigned:0;\n{last}\n\
+                 print fmt: \"Xid (PCI:%s): %u, %s\", __get_str(dev), REC->error_code, __get_str(msg)\n"
+            )
+        };
+        let host = Host::at(root.path());
+        let write = |text: String| std::fs::write(event.join("format"), text).expect("writable");
+        write(format("\tfield:__data_loc char[] msg;\toffset:16;\tsize:4;\tsigned:0;\n"));
+        assert_eq!(xid(&host), Some(XidOffsets { code: 12, device: 8, message: 16 }));
+        write(format(""));
+        assert_eq!(xid(&host), None, "a layout that is not the one known is not read");
+        assert_eq!(xid(&Host::at("/nowhere")), None);
     }
 }

@@ -11,28 +11,34 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use cotenant_device::Device;
-use cotenant_export::{Guard, Limits};
+use cotenant_device::{Condition, Device, Rung};
+use cotenant_export::Guard;
 use cotenant_host::Host;
 use cotenant_kernel::Reader;
 use cotenant_model::{
     Absence, DeviceSample, GpuId, Names, Node, Tenant,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
-    view::{AgentView, Feature, HolderCandidate, View},
+    sharing::Sharers,
+    view::{AgentView, Feature, FeatureState, HolderCandidate, View},
+    xid::{XidDetail, XidGpu, XidReport, XidSource},
 };
 use tracing::warn;
 
 use crate::{
+    budget::{Budget, Key},
     config::Config,
+    control::Release,
     discovery::chain,
     events::{Events, Tick},
-    features::{self, Visible},
+    features::{self, Visible, feature, hearing},
+    limits::Limits,
     paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
+    serve::Gate,
     stacks::Stacks,
 };
 
@@ -42,13 +48,21 @@ const BUS_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) struct Ticker {
     pub(crate) host: Host,
     pub(crate) reader: Option<Reader>,
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<Arc<Device>>,
+    pub(crate) release: Arc<Release>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
     pub(crate) pushes: Account,
+    pub(crate) limits: Limits,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
+    pub(crate) budget: Budget,
+    /// What the budget wants of the one who attaches probes.
+    pub(crate) orders: Arc<ArcSwap<BTreeSet<Key>>>,
+    /// Seconds that the probes of one call cost it.
+    pub(crate) pair: Option<f64>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
@@ -66,6 +80,7 @@ struct State {
     /// The tenants of NVML's PIDs, and the poll they belong to.
     listed: (Option<Duration>, BTreeMap<u32, Tenant>),
     restraint: Restraint,
+    sharers: Sharers,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
     /// What the host shows of GPUs, and when that was looked at.
@@ -77,11 +92,12 @@ impl Ticker {
         let mut state = State {
             node: Node::default(),
             forecaster: Forecaster::default(),
-            guard: Guard::new(Limits { max_tenants: config.tenants.max }),
+            guard: Guard::new(cotenant_export::Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
             listed: (None, BTreeMap::new()),
             restraint: Restraint::default(),
+            sharers: Sharers::default(),
             holders: (Duration::ZERO, Vec::new()),
             bus: (None, Visible { expected: None }),
         };
@@ -98,12 +114,13 @@ impl Ticker {
     fn tick(&mut self, state: &mut State, retention: Duration) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
-            Device::latest,
+            |device| device.latest(),
         );
         let mut kernel = self.read(state, &device);
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
+        self.economise(&mut kernel);
         self.stacks.learn(std::mem::take(&mut kernel.stacks));
         let now = self.started.elapsed();
         let pids: BTreeSet<u32> = device
@@ -114,16 +131,20 @@ impl Ticker {
                 listed.chain(gpu.process_utilization.iter().flatten().map(|process| process.pid))
             })
             .collect();
-        let resolved =
-            self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
-        let Resolved { by_process, by_pid } = resolved.unwrap_or_default();
+        let listed = device.gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten());
+        let servers = listed.filter(|process| process.mps_server).map(|process| process.pid).collect();
+        let resolved = self
+            .registry
+            .lock()
+            .map(|mut registry| (registry.resolve(&kernel.processes, &pids, &servers), registry.granted()));
+        let (Resolved { by_process, by_pid }, granted) = resolved.unwrap_or_default();
         // NVML's PIDs are whose they were at its poll: one that is reused since is somebody else's.
         if state.listed.0 != Some(device.taken) {
             state.listed = (Some(device.taken), by_pid);
         }
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
-        let step = state.node.advance(&kernel, &device, names, now, retention);
+        let mut step = state.node.advance(&kernel, &device, names, now, retention);
         if let Some(device) = &self.device {
             device.hold_back(state.restraint.weigh(&Tenant::agent(), &step.fresh_blame, now));
         }
@@ -133,6 +154,14 @@ impl Ticker {
             [only] => Some(only),
             _ => None,
         };
+        let sharing =
+            state.sharers.advance(&device, |process| by_pid.get(&process.pid).cloned(), &granted, now);
+        for gpu in &mut step.gpus {
+            gpu.sharing = sharing.get(&gpu.sample.id).copied().unwrap_or(gpu.sharing);
+        }
+        self.limits.advance(&kernel, &device, (self.reader.as_ref(), only), now);
+        self.limits.publish(by_process, &mut step.tenants);
+        let faults = self.device.as_deref().map(faults).unwrap_or_default();
         let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
@@ -142,8 +171,10 @@ impl Ticker {
             stacks: &self.stacks,
             reader: self.reader.as_ref(),
             only,
+            limits: &self.limits,
+            faults,
         });
-        events.lost += unfetched;
+        events.lost += unfetched + self.device.as_deref().map_or(0, Device::faults_dropped);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -204,6 +235,24 @@ impl Ticker {
         *known
     }
 
+    /// Keeps what probes cost within the budget, and marks whose figures suffer.
+    fn economise(&mut self, kernel: &mut KernelSample) {
+        let libraries = self.libraries.load_full();
+        let orders = self.budget.weigh(kernel, &libraries, self.started.elapsed());
+        if let Some(reader) = &mut self.reader {
+            let spared = orders.untimed.map_or(Ok(()), |untimed| reader.spare(&untimed));
+            let written =
+                if orders.write_off.is_empty() { Ok(()) } else { reader.write_off(&orders.write_off) };
+            let told = orders.shedding.map_or(Ok(()), |expected| reader.expect_shedding(expected));
+            if let Err(error) = spared.and(written).and(told) {
+                warn!(error = %chain(&error), "the budget of the probes could not be kept");
+            }
+        }
+        if **self.orders.load() != orders.shed {
+            self.orders.store(Arc::new(orders.shed));
+        }
+    }
+
     fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
         let Some(reader) = &mut self.reader else { return KernelSample::default() };
         let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
@@ -244,22 +293,36 @@ impl Ticker {
                 }
             }
         }
-        let health = self.device.as_ref().map(Device::health);
-        let condition = health.as_ref().map(|health| &health.condition);
-        let libraries = self.libraries.load().as_ref().clone();
+        let released = self.release.reason();
+        let health = self.device.as_ref().map(|device| device.health());
+        let condition = match (&health, &released) {
+            (Some(_), Some(_)) => Some(&Condition::Released),
+            (health, _) => health.as_ref().map(|health| &health.condition),
+        };
+        let libraries = self.libraries.load_full();
         let (visibility, missing_gpus) = features::visibility(expected, device, condition);
         let mut features = self.features.clone();
         features.extend([
-            features::nvml(&device.library, condition),
+            match released {
+                Some(reason) => feature("nvml", FeatureState::Disabled, reason),
+                None => features::nvml(&device.library, condition),
+            },
             visibility,
+            self.gate.feature(),
             features::libraries(&libraries),
         ]);
+        if self.reader.is_some() {
+            features.push(self.budget.feature(&libraries));
+        }
+        features.push(hearing(self.device.as_deref().map(Device::hearing)));
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
             notes: kernel.notes,
             maps: kernel.maps,
-            libraries,
+            probes_shed: libraries.iter().filter(|library| library.shed).count() as u64,
+            processes_untimed: self.budget.untimed_count(),
+            libraries: libraries.as_ref().clone(),
             features,
             missing_gpus,
             nvml: device.library.clone(),
@@ -272,9 +335,20 @@ impl Ticker {
             tenants_folded: 0,
             blame_folded: 0,
             holder_candidates: Vec::new(),
-            probe_cost_seconds: None,
+            probe_cost_seconds: self.pair,
             otlp: self.events.voice.view(),
             alert_pushes: self.pushes.view(),
         }
     }
+}
+
+/// What NVML told of faults since the last tick, with how long ago.
+fn faults(device: &Device) -> Vec<(Duration, XidReport)> {
+    let report = |rung: Rung| {
+        let detail = XidDetail { gpu_instance: rung.alarm.gpu_instance, ..XidDetail::default() };
+        let gpu = XidGpu::Id(rung.alarm.gpu);
+        let report = XidReport { source: XidSource::Nvml, time_ns: 0, gpu, code: rung.alarm.code, detail };
+        (rung.at.elapsed(), report)
+    };
+    device.faults().into_iter().map(report).collect()
 }

@@ -10,13 +10,14 @@ use std::{
 
 use cotenant_host::{Host, HostNames, Kubelet, KubeletConfig};
 use cotenant_model::{
-    ProcessId, Tenant, TenantKind,
+    GpuId, ProcessId, Tenant, TenantKind,
     sample::{Confidence, ProcessSample, Waker},
+    sharing::{Granted, granted},
 };
 pub(crate) use eyes::{Eyes, Sight};
 use tracing::warn;
 
-use crate::discovery::chain;
+use crate::rights::Confinement;
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
@@ -58,13 +59,15 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// Before any other thread is started that reads cgroups: those that come after see what this one sees.
-    pub(crate) fn new(host: Host) -> Self {
+    pub(crate) fn new(host: Host, confinement: Confinement) -> Self {
         let view = host.enter_cgroups();
         let config = KubeletConfig::of(&host);
-        let kubelet = Kubelet::spawn(host.clone(), config)
-            .inspect_err(
-                |error| warn!(error = %chain(error), "kubelet is not asked; pods are named by files only"),
-            )
+        let kubelet = confinement
+            .outside(|| Kubelet::spawn(host.clone(), config))
+            .and_then(|spawned| Ok(spawned?))
+            .inspect_err(|error| {
+                warn!(error = format!("{error:#}"), "kubelet is not asked; pods are named by files only");
+            })
             .ok();
         let names = HostNames::new(host.clone());
         let names = match &kubelet {
@@ -216,8 +219,14 @@ impl Registry {
         }
     }
 
-    /// The tenants of these processes, of whoever they waited for, and of these PIDs.
-    pub(crate) fn resolve(&mut self, processes: &[ProcessSample], pids: &BTreeSet<u32>) -> Resolved {
+    /// The tenants of these processes, of whoever they waited for, and of these PIDs. `servers`: PIDs that NVML's lists show
+    /// to be MPS servers. Whoever started one, what it does it does for its clients.
+    pub(crate) fn resolve(
+        &mut self,
+        processes: &[ProcessSample],
+        pids: &BTreeSet<u32>,
+        servers: &BTreeSet<u32>,
+    ) -> Resolved {
         for process in processes {
             if !self.by_process.contains_key(&process.id) {
                 // An ended process's PID may be somebody else's by now.
@@ -232,6 +241,11 @@ impl Registry {
             }
         }
         self.name_the_nameless();
+        for process in processes.iter().filter(|process| process.ended.is_none()) {
+            if servers.contains(&process.tgid) {
+                self.by_process.insert(process.id, Tenant::mps_server());
+            }
+        }
         let wakers = processes.iter().flat_map(|process| &process.blame).filter_map(|row| match row.waker {
             Waker::Process(id) => Some(id),
             _ => None,
@@ -242,7 +256,13 @@ impl Registry {
             .chain(wakers)
             .filter_map(|id| Some((id, self.by_process.get(&id)?.clone())))
             .collect();
-        let by_pid = pids.iter().map(|pid| (*pid, self.tenant(*pid))).collect();
+        let by_pid = pids
+            .iter()
+            .map(|pid| {
+                let server = servers.contains(pid);
+                (*pid, if server { Tenant::mps_server() } else { self.tenant(*pid) })
+            })
+            .collect();
         Resolved { by_process, by_pid }
     }
 
@@ -265,6 +285,11 @@ impl Registry {
                 self.nameless.remove(&id);
             }
         }
+    }
+
+    /// How the kubelet granted each GPU, where there is one.
+    pub(crate) fn granted(&self) -> BTreeMap<GpuId, Granted> {
+        self.kubelet.as_ref().map(|kubelet| granted(&kubelet.latest().grants)).unwrap_or_default()
     }
 
     /// Processes that the kernel side has let go of.

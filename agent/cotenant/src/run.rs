@@ -2,6 +2,8 @@
 //! Refuses to stop for one missing facility, and to leave anything attached.
 
 use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -18,22 +20,27 @@ use cotenant_kernel::{Choices, Kernel, MapSizes, decide};
 use cotenant_model::view::Feature;
 use tokio::{
     net::TcpListener,
+    runtime::Runtime,
     signal::unix::{SignalKind, signal},
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    budget::{self, Budget},
     config::{Config, LogFormat, simulated},
+    control::{Door, Release, Signals},
     discovery::{Discovery, chain},
     events::{Events, Story, open_log},
     features::{self, Attempt},
+    limits::Limits,
     node::Ticker,
     paging::Paging,
     record::Tap,
     registry::Registry,
     reports::Reports,
-    serve::{Shared, router},
+    rights::{self, Confinement, Work},
+    serve::{Gate, Shared, router, serve},
     stacks::Stacks,
     telemetry::Telemetry,
 };
@@ -45,39 +52,39 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     log(config)?;
     let classes = config.waits.classes()?;
     let started = Instant::now();
+    let gate = Arc::new(Gate::new(&config.server.web_config, config.server.listen)?);
     let host = Host::at(&config.agent.root);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the HTTP threads")?;
+    let held = host.rights();
+    let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
+    let runtime = runtime(confinement)?;
+    let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
-    let listener = runtime.block_on(TcpListener::bind(config.server.listen)).with_context(|| {
-        format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
-    })?;
-    let tracefs = host.ensure_mounted().map(|_| ()).map_err(|error| chain(&error));
-    let asked = features::facts(&host);
-    let plan = decide(&asked.facts, choices(config));
-    let surroundings = features::look(&host, &asked, tracefs);
-    let Attempt { kernel, trials, features: attempted } =
-        features::attempt(&plan, sizes(config), &surroundings, None);
-    let mut features = features::judge(&surroundings, &trials);
-    features.push(features::driver(&host.hardware()));
-    features.extend(attempted);
-    let device = nvml(config, surroundings.pid_namespace == Some(Ok(true)), started);
+    let listener = bind(&runtime, config.server.listen)?;
+    let Loaded { mut kernel, mut features, sees_pids } = load(config, &host);
+    let pair = kernel.as_mut().and_then(|kernel| {
+        let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
+        features.push(feature);
+        pair
+    });
+    features.extend(rights::features(&held).into_iter().chain([dropped]));
+    let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
+    let release = Arc::new(Release::new(device.clone()));
+    let (door, door_state) = runtime.block_on(async { Door::open(&config.agent.control) });
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.push(log_feature);
+    features.extend([log_feature, door_state, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
-    let telemetry = Telemetry::start(config, &published);
+    let telemetry = confinement.outside(|| Telemetry::start(config, &published))?;
     features.extend([telemetry.feature.clone(), Paging::feature(config)]);
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
+    let registry = Arc::new(Mutex::new(Registry::new(host.clone(), confinement)));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
+    let orders = Arc::new(ArcSwap::from_pointee(BTreeSet::new()));
+    let (share, shed_for) = (config.kernel.probe_share, config.kernel.shed_for);
     let mut threads = Vec::new();
     let mut reader = None;
     if let Some(Kernel { reader: maps, probes, watcher, .. }) = kernel {
@@ -86,17 +93,23 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             host.clone(),
             watcher,
             probes,
+            Arc::clone(&orders),
             Arc::clone(&registry),
             Arc::clone(&libraries),
             Arc::clone(&reports),
+            Arc::clone(&release.asked),
         );
         let stop = Arc::clone(&stop);
-        threads.push(spawn("discovery", move || discovery.run(&stop))?);
+        threads.push(spawn("discovery", move || {
+            confinement.confine(Work::Attach);
+            discovery.run(&stop);
+        })?);
     }
     let paging = Paging::new(config, &story);
     let ticker = Ticker {
         pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
+        limits: Limits::new(host.clone()),
         events: Events::new(
             &host,
             kernel_log,
@@ -108,8 +121,13 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         host,
         reader,
         device,
+        release: Arc::clone(&release),
+        gate: Arc::clone(&gate),
         registry,
         libraries,
+        budget: Budget::new(budget::Rules { share, shed_for, pair }),
+        orders,
+        pair,
         features,
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
@@ -118,27 +136,70 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     };
     {
         let (config, stop) = (config.clone(), Arc::clone(&stop));
-        threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
+        threads.push(spawn("tick", move || {
+            confinement.confine(Work::Read);
+            ticker.run(&config, &stop);
+        })?);
     }
+    // What is left to this thread is to wait, and to accept connections.
+    confinement.confine(Work::Outside);
+    runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
+    door.map(|door| runtime.spawn(door.hear(release)));
     if let Some(paging) = paging {
         let stop = Arc::clone(&stop);
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let served =
-        runtime.block_on(serve(listener, Shared { published, story, tap, exemplars: telemetry.exemplars() }));
+    let pages = router(Shared { published, story, tap, exemplars: telemetry.exemplars() }, &gate);
+    runtime.spawn(Arc::clone(&gate).keep());
+    let served = runtime.block_on(async {
+        serve(listener, pages, gate, stopping()?, GRACE).await;
+        anyhow::Ok(())
+    });
     info!("stopping");
     stop.store(true, Ordering::Relaxed);
-    for thread in threads {
-        thread.thread().unpark();
-        if thread.join().is_err() {
-            warn!("a thread ended in panic");
-        }
-    }
+    join(threads);
     telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
-    served.context("the HTTP server failed")
+    served
+}
+
+/// The threads that answer, which keep no capability.
+fn runtime(confinement: Confinement) -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .on_thread_start(move || confinement.confine(Work::Outside))
+        .enable_all()
+        .build()
+        .context("cannot start the HTTP threads")
+}
+
+fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener> {
+    runtime
+        .block_on(TcpListener::bind(address))
+        .with_context(|| format!("cannot listen on {address}: is another agent running? set server.listen"))
+}
+
+/// The kernel side, as far as this host allows it, and how each part of it is.
+struct Loaded {
+    kernel: Option<Kernel>,
+    features: Vec<Feature>,
+    /// In the host's PID namespace.
+    sees_pids: bool,
+}
+
+fn load(config: &Config, host: &Host) -> Loaded {
+    let tracefs = host.ensure_mounted().map(|_| ()).map_err(|error| chain(&error));
+    let asked = features::facts(host);
+    let plan = decide(&asked.facts, choices(config));
+    let surroundings = features::look(host, &asked, tracefs);
+    let Attempt { kernel, trials, features: attempted } =
+        features::attempt(&plan, sizes(config), &surroundings, None);
+    let mut features = features::judge(&surroundings, &trials);
+    features.push(features::driver(&host.hardware()));
+    features.extend(attempted);
+    Loaded { kernel, features, sees_pids: surroundings.pid_namespace == Some(Ok(true)) }
 }
 
 /// What the configuration allows in the kernel.
@@ -150,6 +211,15 @@ pub(crate) fn choices(config: &Config) -> Choices {
     }
 }
 
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        thread.thread().unpark();
+        if thread.join().is_err() {
+            warn!("a thread ended in panic");
+        }
+    }
+}
+
 fn sizes(config: &Config) -> MapSizes {
     let kernel = &config.kernel;
     MapSizes {
@@ -157,24 +227,18 @@ fn sizes(config: &Config) -> MapSizes {
         threads: kernel.threads,
         pointers: kernel.pointers,
         handles: kernel.handles,
+        ..MapSizes::default()
     }
+    .with_share(kernel.process_share)
 }
 
-/// Answers until it is told to stop.
-async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let (asked, mut stopping) = tokio::sync::watch::channel(());
-    let server = axum::serve(listener, router(shared))
-        .with_graceful_shutdown(async move {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-            let _ = asked.send(());
-        })
-        .into_future();
-    tokio::select! {
-        ended = server => ended,
-        // A client that has asked half a question must not hold the stop up.
-        () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
-    }
+/// Until somebody asks for a stop.
+fn stopping() -> Result<impl Future<Output = ()>> {
+    let of = |kind| signal(kind).context("SIGTERM and SIGINT cannot be heard");
+    let (mut terminate, mut interrupt) = (of(SignalKind::terminate())?, of(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    })
 }
 
 fn tell(features: &[Feature]) {

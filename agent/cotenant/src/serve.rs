@@ -2,6 +2,14 @@
 //! /api/v1/recording.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
+mod auth;
+mod gate;
+mod held;
+mod listen;
+mod pace;
+mod tls;
+mod web;
+
 use std::{
     convert::Infallible,
     fmt::Write,
@@ -11,10 +19,11 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Body,
     extract::{Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -29,8 +38,11 @@ use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+pub(crate) use gate::Gate;
+pub(crate) use listen::serve;
+
 use crate::{
-    events::Story,
+    events::{Story, told},
     features,
     record::{self, Tap},
 };
@@ -44,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) exemplars: Arc<Mutex<Exemplars>>,
 }
 
-pub(crate) fn router(shared: Shared) -> Router {
+pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -55,6 +67,7 @@ pub(crate) fn router(shared: Shared) -> Router {
         .route("/api/v1/risk", get(risk))
         .route(record::PATH, get(recording))
         .with_state(shared)
+        .layer(middleware::from_fn_with_state(Arc::clone(gate), gate::admit))
 }
 
 fn not_yet() -> Response {
@@ -75,13 +88,16 @@ async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, head
     }
 }
 
-async fn ready(State(Shared { published, .. }): State<Shared>) -> Response {
+async fn ready(
+    State(Shared { published, .. }): State<Shared>,
+    anonymous: Option<Extension<gate::Anonymous>>,
+) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let features = &view.agent.features;
     let ready = features::ready(features);
     let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
     for Feature { name, state, reason, lost, remedy } in features {
-        if features::bad(*state) {
+        if anonymous.is_none() && features::bad(*state) {
             let _ = writeln!(text, "{name}: {}: {reason}; lost: {lost}; remedy: {remedy}", state.as_str());
         }
     }
@@ -136,7 +152,7 @@ fn wanted(which: Result<Query<Which>, QueryRejection>) -> Result<(Option<f64>, O
 }
 
 async fn incidents(
-    State(Shared { story, .. }): State<Shared>,
+    State(Shared { story, published, .. }): State<Shared>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
     let (since, tenant) = match wanted(which) {
@@ -148,7 +164,11 @@ async fn incidents(
     };
     let list = story.incidents.list(since, tenant.as_deref());
     drop(story);
-    let explained: Vec<Explained> = list.into_iter().map(Explained::from).collect();
+    let view = published.load_full();
+    let gpus = view.iter().flat_map(|view| &view.gpus);
+    let sharing = gpus.map(|gpu| (gpu.sample.id.clone(), gpu.sharing)).collect();
+    let explained: Vec<Explained> =
+        list.into_iter().map(|incident| Explained::told(incident, &sharing)).collect();
     Json(json!({ "incidents": explained })).into_response()
 }
 
@@ -190,6 +210,7 @@ fn kill_json(at: f64, kill: &Kill) -> Value {
             })).collect::<Vec<_>>(),
             "on_unknown_gpu": held.elsewhere,
             "host_pinned": held.pinned,
+            "last_calls": held.last_calls.iter().map(|call| told(call, kill)).collect::<Vec<_>>(),
             "neighbours": held.neighbours.iter().map(|(gpu, tenant)| json!({
                 "gpu": gpu.as_str(), "tenant": tenant.name,
             })).collect::<Vec<_>>(),
@@ -213,6 +234,17 @@ fn describe(view: &View) -> Value {
         },
         "gpus": view.gpus.iter().map(|gpu| json!({
             "id": gpu.sample.id.as_str(), "name": gpu.sample.name, "pci": gpu.sample.pci,
+            "parent": gpu.sample.parent.as_ref().map(cotenant_model::GpuId::as_str),
+            "compute_mode": gpu.sample.compute_mode.map_or_else(
+                |reason| json!({ "absent": reason.as_str() }),
+                |mode| json!(mode.as_str()),
+            ),
+            "sharing": {
+                "mode": gpu.sharing.mode.as_str(),
+                "basis": gpu.sharing.basis.as_str(),
+                "tenants": gpu.sharing.tenants,
+            },
+            "ages": gpu.figure_ages,
         })).collect::<Vec<_>>(),
         "libraries": agent.libraries.iter().map(|library| json!({
             "path": library.path, "device": library.device, "inode": library.inode,

@@ -195,6 +195,7 @@ fn empty(tenant: Tenant) -> TenantView {
         confidence: Confidence::Complete,
         memory: BTreeMap::new(),
         process_bytes: BTreeMap::new(),
+        pool_reserved: BTreeMap::new(),
         residual: BTreeMap::new(),
         utilization: BTreeMap::new(),
         operations: BTreeMap::new(),
@@ -202,6 +203,8 @@ fn empty(tenant: Tenant) -> TenantView {
         latency: BTreeMap::new(),
         waits: BTreeMap::new(),
         excess: Excess::default(),
+        limits: Vec::new(),
+        device_cgroup_bytes: BTreeMap::new(),
     }
 }
 
@@ -244,11 +247,22 @@ fn add_levels(sum: &mut TenantView, view: &TenantView) {
         let mine = sum.process_bytes.entry(gpu.clone()).or_insert(Ok(0));
         *mine = mine.and_then(|mine| bytes.map(|bytes| mine + bytes));
     }
+    for (gpu, bytes) in &view.pool_reserved {
+        let mine = sum.pool_reserved.entry(gpu.clone()).or_insert(Some(0));
+        *mine = mine.zip(*bytes).map(|(mine, bytes)| mine + bytes);
+    }
     for (gpu, residual) in &view.residual {
         let mine = sum.residual.entry(gpu.clone()).or_default();
         mine.context += residual.context;
         mine.baseline += residual.baseline;
         mine.drift += residual.drift;
+    }
+    for (gpu, bytes) in &view.device_cgroup_bytes {
+        *sum.device_cgroup_bytes.entry(gpu.clone()).or_default() += bytes;
+    }
+    // Each of several tenants has limits of its own: together they have none.
+    if sum.tenant == view.tenant {
+        sum.limits.extend(view.limits.iter().cloned());
     }
     for (gpu, share) in &view.utilization {
         *sum.utilization.entry(gpu.clone()).or_default() += share;

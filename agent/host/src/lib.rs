@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that unwraps fails at the right line"))]
 
 pub mod btf;
+mod dmem;
 mod elf;
 mod error;
 mod facts;
@@ -19,10 +20,12 @@ mod process;
 mod read;
 mod rights;
 mod surroundings;
+mod switches;
 pub mod tracefs;
 
 use std::path::{Path, PathBuf};
 
+pub use dmem::{Dmem, Region};
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;
 pub use facts::KernelVersion;
@@ -35,8 +38,9 @@ pub use mappings::{Mapping, Mappings};
 pub use memory_events::MemoryEvents;
 pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};
-pub use rights::{Capability, Lockdown, Rights, Switches};
+pub use rights::{Capability, Rights};
 pub use surroundings::{CgroupMode, Cluster};
+pub use switches::{Lockdown, Switches};
 
 /// A host as a directory tree, so that tests can bring a recorded one.
 #[derive(Clone, Debug)]

@@ -1,25 +1,28 @@
-//! Owns what this process may do: capabilities, seccomp, user namespace, and the kernel's switches that take more away.
-//! Refuses to try anything: a system call that is refused says more than any file, and is made elsewhere.
+//! Owns what the kernel lets this process do, and why it refuses what it refuses: capabilities, and what takes them back.
+//! Refuses to ask for more, and to give anything up.
 
-use procfs::{FromRead, process::Status};
+use std::fmt;
+use std::path::Path;
 
-use crate::{Host, HostError, read};
+use crate::{Host, read};
 
 const LIMIT: u64 = 64 << 10;
+/// `uid_map` of the host's own user namespace.
+const HOST_USERS: [&str; 3] = ["0", "0", "4294967295"];
+/// Debian's and Ubuntu's kernels know levels above 2, at which `perf_event_open` is refused in spite of `CAP_PERFMON`.
+const PATCHED_LEVEL: i32 = 3;
 
-/// A capability that the agent has a use for, with its bit (`include/uapi/linux/capability.h`).
+/// The capabilities that anything here rests on, by their bit (`linux/capability.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
 pub enum Capability {
     DacReadSearch = 2,
     SysPtrace = 19,
     SysAdmin = 21,
     SysResource = 24,
     Syslog = 34,
-    /// Linux 5.8; before it `SysAdmin`.
     Perfmon = 38,
-    /// Linux 5.8; before it `SysAdmin`.
     Bpf = 39,
+    CheckpointRestore = 40,
 }
 
 impl Capability {
@@ -31,197 +34,237 @@ impl Capability {
         Self::Syslog,
         Self::SysResource,
         Self::SysAdmin,
+        Self::CheckpointRestore,
     ];
 
-    /// As Kubernetes and Docker spell it; systemd and `capsh` put `CAP_` before it.
+    /// As Kubernetes and Docker spell it.
+    pub fn short(self) -> &'static str {
+        self.as_str().trim_start_matches("CAP_")
+    }
+
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::DacReadSearch => "DAC_READ_SEARCH",
-            Self::SysPtrace => "SYS_PTRACE",
-            Self::SysAdmin => "SYS_ADMIN",
-            Self::SysResource => "SYS_RESOURCE",
-            Self::Syslog => "SYSLOG",
-            Self::Perfmon => "PERFMON",
-            Self::Bpf => "BPF",
+            Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
+            Self::SysPtrace => "CAP_SYS_PTRACE",
+            Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysResource => "CAP_SYS_RESOURCE",
+            Self::Syslog => "CAP_SYSLOG",
+            Self::Perfmon => "CAP_PERFMON",
+            Self::Bpf => "CAP_BPF",
+            Self::CheckpointRestore => "CAP_CHECKPOINT_RESTORE",
         }
     }
 }
 
-/// What the kernel lets this process do.
+impl fmt::Display for Capability {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+/// What this process may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
-    /// The effective set, a bit a capability.
-    pub effective: u64,
-    /// 0 none, 1 strict, 2 a filter; `None` where the kernel has no seccomp.
-    pub seccomp: Option<u32>,
-    pub no_new_privileges: bool,
-    /// Capabilities count for the host only in its first user namespace.
-    pub initial_user_namespace: bool,
+    effective: u64,
+    /// In a user namespace of its own, whose capabilities count for nothing towards the host.
+    apart: bool,
+    /// `kernel.perf_event_paranoid`.
+    perf_event_paranoid: Option<i32>,
+    /// A seccomp filter judges this process's system calls.
+    filtered: bool,
+    /// The kernel's lockdown, where it is on.
+    lockdown: Option<String>,
 }
 
 impl Rights {
-    pub const fn has(&self, capability: Capability) -> bool {
-        self.effective & 1 << capability as u8 != 0
-    }
-
-    /// `SYS_ADMIN` was all of `BPF` and `PERFMON` before Linux 5.8, and still stands for both.
-    pub const fn may(&self, capability: Capability) -> bool {
-        match capability {
-            Capability::Bpf | Capability::Perfmon => self.has(capability) || self.has(Capability::SysAdmin),
-            _ => self.has(capability),
-        }
-    }
-}
-
-/// How far the kernel's lockdown goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lockdown {
-    /// Not built in, or off.
-    #[default]
-    None,
-    Integrity,
-    /// BPF programs may not read kernel memory, and tracefs and kprobes are closed.
-    Confidentiality,
-}
-
-impl Lockdown {
-    /// `none [integrity] confidentiality`: the one in brackets is in force.
-    pub fn parse(text: &str) -> Option<Self> {
-        match text.split_once('[')?.1.split_once(']')?.0 {
-            "none" => Some(Self::None),
-            "integrity" => Some(Self::Integrity),
-            "confidentiality" => Some(Self::Confidentiality),
-            _ => None,
+    /// Pure over the texts of `status` and `uid_map` of a process, `perf_event_paranoid` and securityfs's `lockdown`.
+    fn parse(status: &str, users: &str, paranoid: &str, lockdown: &str) -> Self {
+        let field = |name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+        };
+        // `none [integrity] confidentiality`: the one in force is in brackets.
+        let level =
+            lockdown.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(level, _)| level);
+        let apart = !users.is_empty() && users.split_whitespace().ne(HOST_USERS);
+        Self {
+            apart,
+            effective: field("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0),
+            perf_event_paranoid: paranoid.trim().parse().ok(),
+            filtered: field("Seccomp") == Some("2"),
+            lockdown: level.filter(|level| *level != "none").map(str::to_owned),
         }
     }
 
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Integrity => "integrity",
-            Self::Confidentiality => "confidentiality",
-        }
+    /// Those of a process with this effective set, in the host's user namespace or apart from it.
+    pub fn of(effective: u64, filtered: bool, apart: bool) -> Self {
+        Self { effective, filtered, apart, ..Self::default() }
     }
-}
 
-/// Switches under `/proc/sys/kernel`; `None` for what this kernel has not or does not show.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Switches {
-    /// 2 is the mainline's highest; distributions add 3 and 4, which ask for more than `PERFMON`.
-    pub perf_event_paranoid: Option<i32>,
-    /// 0 lets everybody load programs.
-    pub unprivileged_bpf_disabled: Option<i32>,
-    pub kptr_restrict: Option<i32>,
-    pub dmesg_restrict: Option<i32>,
+    /// In a user namespace of its own.
+    pub const fn are_apart(&self) -> bool {
+        self.apart
+    }
+
+    /// A seccomp filter judges this process's system calls.
+    pub const fn are_filtered(&self) -> bool {
+        self.filtered
+    }
+
+    /// `CAP_SYS_ADMIN` stands for what was split off it.
+    pub fn has(&self, capability: Capability) -> bool {
+        let held = |capability: Capability| (self.effective >> (capability as u32)) & 1 == 1;
+        let split = matches!(
+            capability,
+            Capability::Bpf | Capability::Perfmon | Capability::CheckpointRestore | Capability::SysAdmin
+        );
+        !self.apart && (held(capability) || split && held(Capability::SysAdmin))
+    }
+
+    /// Whether the eBPF side works by `CAP_SYS_ADMIN`: older tools give only that, and some kernels want it too.
+    pub fn rests_on_admin(&self) -> bool {
+        let split = [Capability::Bpf, Capability::Perfmon];
+        self.has(Capability::SysAdmin)
+            && (split.iter().any(|capability| (self.effective >> (*capability as u32)) & 1 == 0)
+                || self.perf_event_paranoid.is_some_and(|level| level >= PATCHED_LEVEL))
+    }
+
+    /// The first of these that is not held.
+    pub fn lacks(&self, wanted: &[Capability]) -> Option<Capability> {
+        wanted.iter().copied().find(|capability| !self.has(*capability))
+    }
+
+    /// Why `bpf()` or `perf_event_open()` was refused, and what to do, as far as that can be told from here.
+    pub fn why_refused(&self) -> Option<String> {
+        if self.apart {
+            return Some(
+                "the agent runs in a user namespace of its own, whose capabilities count for nothing here: run it in the \
+                 host's (Kubernetes: hostUsers: true)"
+                    .to_owned(),
+            );
+        }
+        let lacking: Vec<&str> = [Capability::Bpf, Capability::Perfmon]
+            .into_iter()
+            .filter(|capability| !self.has(*capability))
+            .map(Capability::as_str)
+            .collect();
+        if !lacking.is_empty() {
+            return Some(format!("needs {}", lacking.join(" and ")));
+        }
+        if let Some(level) = &self.lockdown
+            && level == "confidentiality"
+        {
+            return Some(
+                "the kernel is locked down (confidentiality), which forbids reading kernel memory: boot with \
+                 lockdown=integrity or without it"
+                    .to_owned(),
+            );
+        }
+        if self.filtered {
+            return Some(
+                "CAP_BPF and CAP_PERFMON are there, and a seccomp filter refuses: allow bpf and perf_event_open in the \
+                 profile (deploy has one)"
+                    .to_owned(),
+            );
+        }
+        let level = self.perf_event_paranoid.filter(|level| *level >= PATCHED_LEVEL)?;
+        (!self.has(Capability::SysAdmin)).then(|| {
+            format!(
+                "kernel.perf_event_paranoid is {level}, where this distribution's kernel wants CAP_SYS_ADMIN in spite of \
+                 CAP_PERFMON: run `sysctl kernel.perf_event_paranoid=2`, or give CAP_SYS_ADMIN"
+            )
+        })
+    }
 }
 
 impl Host {
-    pub fn rights(&self) -> Result<Rights, HostError> {
-        let path = self.path("proc/self/status");
-        let content = read::bytes(&path, LIMIT)?;
-        let status = Status::from_read(content.as_slice())
-            .map_err(|_| HostError::Malformed { path, what: "not a status file" })?;
-        Ok(Rights {
-            effective: status.capeff,
-            seccomp: status.seccomp,
-            no_new_privileges: status.nonewprivs == Some(1),
-            initial_user_namespace: self.in_initial_user_namespace(),
-        })
+    /// Of the process whose files this tree has: a recorded host's.
+    pub fn recorded_rights(&self) -> Rights {
+        let text = |path: &str| read::text(&self.path(path), LIMIT).unwrap_or_default();
+        Rights::parse(
+            &text("proc/self/status"),
+            &text("proc/self/uid_map"),
+            &text("proc/sys/kernel/perf_event_paranoid"),
+            &text("sys/kernel/security/lockdown"),
+        )
     }
 
-    /// The first user namespace maps every id to itself. One that cannot be read is taken for it.
-    fn in_initial_user_namespace(&self) -> bool {
-        read::text(&self.path("proc/self/uid_map"), LIMIT).map_or(true, |map| {
-            let words: Vec<&str> = map.split_whitespace().collect();
-            words.is_empty() || words == ["0", "0", "4294967295"]
-        })
-    }
-
-    /// A kernel without the file has no lockdown; one whose securityfs is not mounted here cannot be asked.
-    pub fn lockdown(&self) -> Option<Lockdown> {
-        if !self.path("sys/kernel/security").join("lsm").exists() {
-            return None;
-        }
-        let path = self.path("sys/kernel/security/lockdown");
-        read::text(&path, LIMIT).map_or(Some(Lockdown::None), |text| Lockdown::parse(&text))
-    }
-
-    pub fn switches(&self) -> Switches {
-        let number = |name: &str| {
-            read::text(&self.path(&format!("proc/sys/kernel/{name}")), LIMIT).ok()?.trim().parse().ok()
-        };
-        Switches {
-            perf_event_paranoid: number("perf_event_paranoid"),
-            unprivileged_bpf_disabled: number("unprivileged_bpf_disabled"),
-            kptr_restrict: number("kptr_restrict"),
-            dmesg_restrict: number("dmesg_restrict"),
-        }
-    }
-
-    /// What the kernel tells time by.
-    pub fn clock_source(&self) -> Option<String> {
-        let path = self.path("sys/devices/system/clocksource/clocksource0/current_clocksource");
-        Some(read::text(&path, LIMIT).ok()?.trim().to_owned()).filter(|name| !name.is_empty())
+    /// Of the calling thread, whatever this host's root is. What cannot be read counts as not there.
+    pub fn rights(&self) -> Rights {
+        let text = |path: &Path| read::text(path, LIMIT).unwrap_or_default();
+        Rights::parse(
+            &text(Path::new("/proc/thread-self/status")),
+            &text(Path::new("/proc/thread-self/uid_map")),
+            &text(&self.path("proc/sys/kernel/perf_event_paranoid")),
+            &text(&self.path("sys/kernel/security/lockdown")),
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
+    fn rights(capabilities: &[Capability], seccomp: u8, paranoid: &str, lockdown: &str) -> Rights {
+        let effective = capabilities.iter().fold(0u64, |set, capability| set | 1 << (*capability as u32));
+        Rights::parse(
+            &format!("Name:\tcotenant\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n"),
+            "         0          0 4294967295\n",
+            paranoid,
+            lockdown,
+        )
+    }
+
+    const BOTH: &[Capability] = &[Capability::Bpf, Capability::Perfmon];
+
     #[test]
-    fn c72_the_effective_set_is_read_bit_by_bit() {
-        let rights = Rights { effective: 1 << 39 | 1 << 19, ..Rights::default() };
-        assert!(rights.has(Capability::Bpf) && rights.has(Capability::SysPtrace));
-        assert!(!rights.may(Capability::Perfmon) && !rights.may(Capability::DacReadSearch));
-        let old = Rights { effective: 1 << 21, ..Rights::default() };
-        assert!(old.may(Capability::Bpf) && old.may(Capability::Perfmon) && !old.has(Capability::Bpf));
+    fn c72_the_one_missing_thing_is_named() {
+        assert_eq!(rights(&[], 0, "2", "").why_refused().unwrap(), "needs CAP_BPF and CAP_PERFMON");
+        assert_eq!(rights(&BOTH[..1], 0, "4", "").why_refused().unwrap(), "needs CAP_PERFMON");
+        let debian = rights(BOTH, 0, "3\n", "").why_refused().unwrap();
+        assert!(debian.contains("perf_event_paranoid is 3") && debian.contains("CAP_SYS_ADMIN"), "{debian}");
+        // With it nothing is left to blame.
+        assert_eq!(rights(&[Capability::SysAdmin], 0, "4", "").why_refused(), None);
+        assert_eq!(rights(BOTH, 0, "2", "").why_refused(), None);
     }
 
     #[test]
-    fn live_rights_are_those_of_the_status_file() {
-        let rights = Host::live().rights().unwrap();
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
-        assert_eq!(rights.effective, u64::from_str_radix(line.trim(), 16).unwrap());
-        assert!(rights.seccomp.is_some());
+    fn c73_a_filter_is_told_from_a_missing_capability() {
+        assert!(rights(BOTH, 2, "2", "").why_refused().unwrap().contains("seccomp"));
+        assert_eq!(rights(&BOTH[1..], 2, "2", "").why_refused().unwrap(), "needs CAP_BPF");
     }
 
     #[test]
-    fn lockdown_is_the_word_in_brackets() {
-        assert_eq!(Lockdown::parse("[none] integrity confidentiality\n"), Some(Lockdown::None));
-        assert_eq!(Lockdown::parse("none integrity [confidentiality]"), Some(Lockdown::Confidentiality));
-        assert_eq!(Lockdown::parse("none integrity"), None);
-        assert_eq!(Lockdown::parse("[maximal]"), None);
+    fn capabilities_of_a_user_namespace_count_for_nothing() {
+        let status = "CapEff:\t000001ffffffffff\nSeccomp:\t0\n";
+        let apart = Rights::parse(status, "         0       1000          1\n", "2", "");
+        assert!(!apart.has(Capability::SysPtrace) && !apart.rests_on_admin());
+        assert!(apart.why_refused().unwrap().contains("user namespace"));
+        assert!(Rights::parse(status, "0 0 4294967295\n", "2", "").has(Capability::SysPtrace));
+        // A kernel without user namespaces has no such file.
+        assert!(Rights::parse(status, "", "2", "").has(Capability::SysPtrace));
     }
 
     #[test]
-    fn what_a_tree_does_not_show_is_not_known() {
-        let root = tempfile::tempdir().unwrap();
-        let host = Host::at(root.path());
-        assert_eq!(host.switches(), Switches::default());
-        assert_eq!((host.lockdown(), host.clock_source()), (None, None));
-        fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
-        fs::write(root.path().join("proc/sys/kernel/perf_event_paranoid"), "4\n").unwrap();
-        fs::write(root.path().join("proc/sys/kernel/kptr_restrict"), "x\n").unwrap();
-        let switches = host.switches();
-        assert_eq!((switches.perf_event_paranoid, switches.kptr_restrict), (Some(4), None));
-        fs::create_dir_all(root.path().join("sys/kernel/security")).unwrap();
-        fs::write(root.path().join("sys/kernel/security/lsm"), "capability").unwrap();
-        assert_eq!(host.lockdown(), Some(Lockdown::None));
+    fn lockdown_is_a_reason_where_it_forbids_reading() {
+        let of = |lockdown| rights(BOTH, 0, "2", lockdown).why_refused();
+        assert!(of("none integrity [confidentiality]\n").unwrap().contains("locked down"));
+        assert_eq!(of("none [integrity] confidentiality\n"), None);
+        assert_eq!(of("[none] integrity confidentiality\n"), None);
     }
 
     #[test]
-    fn a_user_namespace_is_seen_by_its_map() {
-        let root = tempfile::tempdir().unwrap();
-        fs::create_dir_all(root.path().join("proc/self")).unwrap();
-        let map = root.path().join("proc/self/uid_map");
-        let host = Host::at(root.path());
-        fs::write(&map, "         0          0 4294967295\n").unwrap();
-        assert!(host.in_initial_user_namespace());
-        fs::write(&map, "         0     100000      65536\n").unwrap();
-        assert!(!host.in_initial_user_namespace());
+    fn sys_admin_stands_for_what_was_split_off_it_only() {
+        let admin = rights(&[Capability::SysAdmin], 0, "2", "");
+        assert_eq!(admin.lacks(&[Capability::Bpf, Capability::Perfmon, Capability::CheckpointRestore]), None);
+        assert_eq!(admin.lacks(&[Capability::SysPtrace]), Some(Capability::SysPtrace));
+        assert_eq!(admin.lacks(&[Capability::Syslog]), Some(Capability::Syslog));
+    }
+
+    #[test]
+    fn the_running_process_has_what_its_status_says() {
+        // Root in CI; whoever else runs it has less, and `has` then says so.
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim();
+        assert_eq!(Host::live().rights().effective, u64::from_str_radix(line, 16).unwrap());
     }
 }

@@ -27,6 +27,15 @@ pub struct HostFacts {
     pub contention: bool,
     /// Offset of `pid` in `oom:mark_victim`.
     pub victim_offset: Option<u32>,
+    pub xid: Option<XidOffsets>,
+}
+
+/// Where the fields of `nvidia:nvidia_dev_xid` are. The strings stand behind words that say where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XidOffsets {
+    pub code: u32,
+    pub device: u32,
+    pub message: u32,
 }
 
 /// Offsets in `task_struct`, from BTF.
@@ -113,6 +122,8 @@ pub struct Plan {
     pub waits: Option<Waits>,
     /// Offset of the victim in `oom:mark_victim`.
     pub kills: Option<u32>,
+    /// Faults are announced by tracepoint.
+    pub xid: Option<XidOffsets>,
     pub slow: Option<Duration>,
 }
 
@@ -142,6 +153,7 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
         multi: facts.kernel >= (6, 6),
         waits,
         kills: facts.victim_offset,
+        xid: facts.xid,
         slow: choices.slow,
     }
 }
@@ -164,7 +176,15 @@ mod tests {
             interrupts: None,
             contention: true,
             victim_offset: Some(8),
+            xid: None,
         }
+    }
+
+    #[test]
+    fn c107_faults_are_announced_where_the_driver_has_the_event() {
+        assert_eq!(decide(&facts(), ALLOWED).xid, None);
+        let offsets = XidOffsets { code: 12, device: 8, message: 16 };
+        assert_eq!(decide(&HostFacts { xid: Some(offsets), ..facts() }, ALLOWED).xid, Some(offsets));
     }
 
     #[test]

@@ -10,13 +10,15 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use cotenant_abi::{
-    ByteRule, Cookie, Frame, GPU_UNKNOWN, Loss, MAX_DEPTH, MemoryKind, Note, Pointer, PointerKey, Thread,
+    ByteRule, Cookie, Frame, GPU_UNKNOWN, Loss, MAX_DEPTH, MemoryKind, Note, Pointer, PointerKey, Table,
+    Thread,
 };
 
 use crate::{
     calls::{self, enter, finish, frame_below, leave},
     contexts, ledger,
     maps::{NOEXIST, POINTERS, lose, note},
+    quota,
 };
 
 /// Reads one value of the tenant's memory; a failure is counted.
@@ -151,9 +153,13 @@ fn book(process: u64, frame: &Frame, context: u64, gpu: u8) {
 /// False when the pointer is not to be credited.
 #[inline(never)]
 fn insert(key: &PointerKey, pointer: &Pointer, start: u64) -> bool {
+    if !quota::claim(key.process, Table::Pointers) {
+        return false;
+    }
     if POINTERS.insert(key, pointer, NOEXIST).is_ok() {
         return true;
     }
+    quota::count(key.process, Table::Pointers, -1);
     let Some(held) = POINTERS.get_ptr(key) else {
         lose(Loss::PointerMapFull);
         ledger::mark_lost(key.process);
@@ -204,6 +210,7 @@ pub fn free_enter(ctx: ProbeContext) -> u32 {
             (*frame).stash = *pointer;
             if POINTERS.remove(&key).is_ok() {
                 (*frame).stashed = 1;
+                quota::count(key.process, Table::Pointers, -1);
             }
         }
     }
@@ -242,7 +249,9 @@ pub fn free_return(ctx: RetProbeContext) -> u32 {
         gpu = stash.gpu;
         if code == 0 {
             ledger::debit(process, stash.context, stash.gpu, stash.kind, stash.bytes);
-        } else if POINTERS.insert(&PointerKey { process, address }, &stash, NOEXIST).is_err() {
+        } else if POINTERS.insert(&PointerKey { process, address }, &stash, NOEXIST).is_ok() {
+            quota::count(process, Table::Pointers, 1);
+        } else {
             lose(Loss::PointerMapFull);
             ledger::mark_lost(process);
         }

@@ -73,6 +73,13 @@ impl SimulatedNode {
             node.artefacts.join("libcotenant_sim_nvml.so"),
             node.directory.join("lib/libnvidia-ml.so.1"),
         )?;
+        // What NVML holds open.
+        let devices = node.directory.join("dev");
+        fs::create_dir(&devices)?;
+        for gpu in 0..config.gpus.len() {
+            fs::write(devices.join(format!("nvidia{gpu}")), "")?;
+        }
+        fs::write(devices.join("nvidiactl"), "")?;
         Ok(node)
     }
 
@@ -94,9 +101,10 @@ impl SimulatedNode {
     pub fn agent_under(&self, launcher: &[&str], extra: &str) -> Result<Agent> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = format!(
-            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\nroot = \"{}\"\n[nvml]\nlibrary = \"{}\"\ninterval = \
-             \"500ms\"\n{extra}",
+            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\nroot = \"{}\"\ncontrol = \"{}\"\n[nvml]\n\
+             library = \"{}\"\ninterval = \"500ms\"\n{extra}",
             self.root.display(),
+            self.directory.join("control.sock").display(),
             self.directory.join("lib/libnvidia-ml.so.1").display()
         );
         let path = self.directory.join("cotenant.toml");
@@ -287,6 +295,11 @@ impl Agent {
             sleep(Duration::from_millis(20));
         }
         bail!("{} was not probed in time; status: {}", library.display(), self.status()?)
+    }
+
+    /// A signal that is a command to it.
+    pub fn signal(&self, number: i32) {
+        signal(self.child.id(), number);
     }
 
     /// Halts the agent where it is, as a debugger or an overloaded host does.

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Enough to load the programs, and little enough for any host.
-const SIZES: MapSizes = MapSizes { processes: 64, threads: 64, pointers: 64, handles: 64 };
+const SIZES: MapSizes = MapSizes { processes: 64, threads: 64, pointers: 64, handles: 64, share: 512 };
 /// Beyond NVML's own deadline.
 const MARGIN: Duration = Duration::from_secs(3);
 

@@ -9,7 +9,10 @@ use super::{
     ask::Agent,
     facts::{Answered, Copies, Copy, Facts},
 };
-use crate::features::{self, bad, feature, remedied};
+use crate::{
+    features::{self, bad, feature, remedied},
+    rights,
+};
 
 pub(super) fn judge(facts: &Facts) -> Vec<Feature> {
     let Facts { surroundings, planned, plan, .. } = facts;
@@ -27,6 +30,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Feature> {
         let missing = features::diagnose(surroundings, &Trials::default());
         features::recorded(plan, missing.map_or(Ok(()), Err))
     }));
+    checks.extend(surroundings.rights.as_ref().into_iter().flat_map(rights::features));
     checks.push(features::driver(&facts.hardware));
     if let Some((sample, condition)) = &facts.nvml {
         checks.push(features::nvml(&sample.library, condition.as_ref()));

@@ -32,6 +32,8 @@ impl Recorded {
         host.put(&format!("{events}/oom/mark_victim/format"), &event(&field("pid")));
         host.put(&format!("{events}/lock/contention_begin/format"), &event(&field("flags")));
         host.put(&format!("{events}/syscalls/sys_enter_ioctl/format"), &event(&field("fd")));
+        let xid = ["error_code", "dev", "msg"].map(field).concat();
+        host.put(&format!("{events}/nvidia/nvidia_dev_xid/format"), &event(xid.trim_end()));
         // The running kernel's: what matters of it is that it describes a task.
         host.link("sys/kernel/btf/vmlinux", "/sys/kernel/btf/vmlinux");
         host

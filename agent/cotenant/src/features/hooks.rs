@@ -1,23 +1,33 @@
 //! Owns the state of everything that was planned in the kernel, after the attempt or instead of one.
 //! Refuses the attempt itself: what failed comes in by name.
 
+use cotenant_host::Rights;
 use cotenant_kernel::{Boundary, ExitRule, Kernel, KernelError, Plan, Waits};
 use cotenant_model::view::{Feature, FeatureState};
 
-use super::{Diagnosis, active, feature, remedied};
+use super::{Diagnosis, active, feature, remedied, told};
 use crate::discovery::chain;
 
 /// After the attempt; `probes` is why nothing can be attached although everything was loaded.
-pub(crate) fn kernel(plan: &Plan, kernel: &Kernel, probes: Option<&Diagnosis>) -> Vec<Feature> {
+pub(crate) fn kernel(
+    plan: &Plan,
+    kernel: &Kernel,
+    rights: Option<&Rights>,
+    traced: bool,
+    probes: Option<&Diagnosis>,
+) -> Vec<Feature> {
+    let said = |error: &KernelError| rights.map_or_else(|| chain(error), |rights| told(error, rights));
     let mut features = vec![match probes {
         None => active("allocation_probes", ""),
         Some(Diagnosis { missing, remedy }) => {
             remedied(feature("allocation_probes", FeatureState::Broken, missing.clone()), remedy.clone())
         }
     }];
-    features.extend(hooks(plan, &kernel.missing));
+    let missing: Vec<(&'static str, String)> =
+        kernel.missing.iter().map(|(name, error)| (*name, said(error))).collect();
+    features.extend(hooks(plan, &missing, traced));
     features.push(match &kernel.watcher.blind {
-        Some(error) => feature("mapping_watch", FeatureState::Degraded, chain(error)),
+        Some(error) => feature("mapping_watch", FeatureState::Degraded, said(error)),
         None => active("mapping_watch", ""),
     });
     features
@@ -29,7 +39,7 @@ pub(crate) fn recorded(plan: &Plan, probes: Result<(), Diagnosis>) -> Vec<Featur
         Ok(()) => {
             let seen = "a recorded host: not tried";
             let mut features = vec![active("allocation_probes", seen)];
-            features.extend(hooks(plan, &[]));
+            features.extend(hooks(plan, &[], true));
             features.push(active("mapping_watch", seen));
             features
         }
@@ -37,13 +47,18 @@ pub(crate) fn recorded(plan: &Plan, probes: Result<(), Diagnosis>) -> Vec<Featur
     }
 }
 
-fn hooks(plan: &Plan, missing: &[(&'static str, KernelError)]) -> [Feature; 6] {
+/// Without `traced`, what looks unsupported may only be hidden: tracefs was not to be read.
+fn hooks(plan: &Plan, missing: &[(&'static str, String)], traced: bool) -> [Feature; 7] {
+    const HIDDEN: &str = "tracefs cannot be read (see the feature tracefs)";
     let failed = |names: &[&str]| {
-        missing.iter().find(|(missing, _)| names.contains(missing)).map(|(_, error)| chain(error))
+        missing.iter().find(|(missing, _)| names.contains(missing)).map(|(_, reason)| reason.clone())
     };
     let broken = |name, reason| feature(name, FeatureState::Broken, reason);
     let boundary = match (failed(&["boundary"]), plan.boundary) {
         (Some(reason), _) => broken("gpu_boundary", reason),
+        (None, Boundary::ContextOnly) if !traced => {
+            feature("gpu_boundary", FeatureState::Degraded, HIDDEN.into())
+        }
         (None, Boundary::ContextOnly) => feature(
             "gpu_boundary",
             FeatureState::Degraded,
@@ -52,6 +67,7 @@ fn hooks(plan: &Plan, missing: &[(&'static str, KernelError)]) -> [Feature; 6] {
         (None, boundary) => active("gpu_boundary", boundary.as_str()),
     };
     let life = match (failed(&["process_exit", "process_exec"]), plan.exit) {
+        (Some(reason), _) if !traced => broken("process_life", format!("{HIDDEN}: {reason}")),
         (Some(reason), _) => broken("process_life", reason),
         (None, ExitRule::Leader) => feature(
             "process_life",
@@ -86,6 +102,7 @@ fn hooks(plan: &Plan, missing: &[(&'static str, KernelError)]) -> [Feature; 6] {
     let mode = match (failed(&["contention_begin", "contention_end"]), plan.waits) {
         (Some(reason), _) => broken("lock_mode", reason),
         (None, Some(Waits { contention: true, .. })) => active("lock_mode", ""),
+        (None, _) if !traced => broken("lock_mode", HIDDEN.into()),
         (None, _) => feature(
             "lock_mode",
             FeatureState::Unsupported,
@@ -94,12 +111,22 @@ fn hooks(plan: &Plan, missing: &[(&'static str, KernelError)]) -> [Feature; 6] {
     };
     let kills = match (failed(&["mark_victim"]), plan.kills) {
         (Some(reason), _) => broken("oom_kills", reason),
+        (None, None) if !traced => broken("oom_kills", HIDDEN.into()),
         (None, None) => {
             feature("oom_kills", FeatureState::Unsupported, "no oom:mark_victim under tracefs".into())
         }
         (None, Some(_)) => active("oom_kills", ""),
     };
-    [boundary, life, unmap, waits, mode, kills]
+    let xid = match (failed(&["xid"]), plan.xid) {
+        (Some(reason), _) => broken("xid_tracepoint", reason),
+        (None, None) => feature(
+            "xid_tracepoint",
+            FeatureState::Unsupported,
+            "no nvidia:nvidia_dev_xid under tracefs when the agent started".into(),
+        ),
+        (None, Some(_)) => active("xid_tracepoint", ""),
+    };
+    [boundary, life, unmap, waits, mode, kills, xid]
 }
 
 /// Without the kernel side: every one of its features is broken for the same reason.
@@ -112,6 +139,7 @@ pub(crate) fn without_kernel(reason: &str, diagnosis: Option<&Diagnosis>) -> Vec
         "waits",
         "lock_mode",
         "oom_kills",
+        "xid_tracepoint",
         "mapping_watch",
     ]
     .map(|name| match diagnosis {

@@ -22,7 +22,7 @@ pub(crate) struct Surroundings {
     pub(crate) symbols: Option<Result<(), String>>,
     pub(crate) tracefs: Option<Result<(), String>>,
     pub(crate) uprobes: bool,
-    pub(crate) rights: Option<Result<Rights, String>>,
+    pub(crate) rights: Option<Rights>,
     pub(crate) lockdown: Option<Lockdown>,
     pub(crate) switches: Switches,
     pub(crate) pid_namespace: Option<Result<bool, String>>,
@@ -34,11 +34,11 @@ pub(crate) struct Surroundings {
 
 impl Surroundings {
     pub(crate) fn may(&self, capability: Capability) -> bool {
-        matches!(&self.rights, Some(Ok(rights)) if rights.may(capability) && rights.initial_user_namespace)
+        self.rights.as_ref().is_some_and(|rights| rights.has(capability))
     }
 
     pub(crate) fn filtered(&self) -> bool {
-        matches!(&self.rights, Some(Ok(rights)) if rights.seccomp == Some(2))
+        self.rights.as_ref().is_some_and(Rights::are_filtered)
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn look(host: &Host, asked: &super::Asked, tracefs: Result<(), String
         symbols: Some(asked.symbols.clone()),
         tracefs: Some(tracefs),
         uprobes: host.has_uprobes(),
-        rights: Some(host.rights().map_err(|error| chain(&error))),
+        rights: Some(if host.is_running() { host.rights() } else { host.recorded_rights() }),
         lockdown: host.lockdown(),
         switches: host.switches(),
         pid_namespace: Some(host.in_initial_pid_namespace().map_err(|error| chain(&error))),
@@ -155,6 +155,7 @@ const fn purpose(capability: Capability) -> &'static str {
             "files that their owners keep to themselves: libraries in containers, kubelet's"
         }
         Capability::Syslog => "classes of waits, and the kernel's log",
+        Capability::CheckpointRestore => "a libcuda that was deleted while it is mapped",
         Capability::SysResource => "memory for maps (before Linux 5.11)",
         Capability::SysAdmin => {
             "single probes, which are all there are before Linux 6.6 (stable kernels ask for it since mid-2025)"
@@ -164,11 +165,7 @@ const fn purpose(capability: Capability) -> &'static str {
 
 fn capabilities(facts: &Surroundings, trials: &Trials) -> Feature {
     let name = "capabilities";
-    let rights = match &facts.rights {
-        Some(Ok(rights)) => rights,
-        Some(Err(reason)) => return feature(name, FeatureState::Broken, reason.clone()),
-        None => return active(name, ""),
-    };
+    let Some(rights) = &facts.rights else { return active(name, "") };
     let version = facts.kernel.map_or((0, 0), |kernel| (kernel.major, kernel.minor));
     // Whether single probes ask for it depends on the stable release: the trial says, or it may.
     let refused = matches!(trials.uprobe, Tried::Refused(_)) && trials.uprobe_multi != Tried::Works;
@@ -177,15 +174,16 @@ fn capabilities(facts: &Surroundings, trials: &Trials) -> Feature {
         Capability::SysAdmin => admin || (version < (6, 6) && trials.uprobe == Tried::NotTried),
         Capability::SysResource => version < (5, 11),
         Capability::Bpf | Capability::Perfmon => version >= (5, 8),
+        // What it opens is told by library_access; little goes without it.
+        Capability::CheckpointRestore => false,
         _ => true,
     };
     let wanted: Vec<Capability> = Capability::ALL.iter().filter(wanted).copied().collect();
     let missing: Vec<Capability> =
-        wanted.iter().filter(|capability| !rights.may(**capability)).copied().collect();
-    let names = |list: &[Capability]| {
-        list.iter().map(|capability| capability.as_str()).collect::<Vec<_>>().join(", ")
-    };
-    if !rights.initial_user_namespace {
+        wanted.iter().filter(|capability| !rights.has(**capability)).copied().collect();
+    let names =
+        |list: &[Capability]| list.iter().map(|capability| capability.short()).collect::<Vec<_>>().join(", ");
+    if rights.are_apart() {
         return Feature {
             lost: "everything by tenant: what it has counts in its own user namespace only".into(),
             ..remedied(
@@ -202,7 +200,7 @@ fn capabilities(facts: &Surroundings, trials: &Trials) -> Feature {
         .any(|capability| ESSENTIAL.contains(capability) || (admin && *capability == Capability::SysAdmin));
     let state = if essential { FeatureState::Broken } else { FeatureState::Degraded };
     let lost: Vec<String> =
-        missing.iter().map(|missing| format!("{}: {}", missing.as_str(), purpose(*missing))).collect();
+        missing.iter().map(|missing| format!("{}: {}", missing.short(), purpose(*missing))).collect();
     let added = names(&missing);
     Feature {
         lost: lost.join("; "),

@@ -1,7 +1,7 @@
 //! Owns what the trials of the kernel mean: a line for each facility, and the one thing that is missing.
 //! Refuses guesses: two causes that cannot be told apart are both named.
 
-use cotenant_host::{Capability, Lockdown};
+use cotenant_host::{Capability, Lockdown, Rights};
 use cotenant_kernel::{Trials, Tried};
 use cotenant_model::view::{Feature, FeatureState};
 use rustix::io::Errno;
@@ -76,7 +76,7 @@ fn single(errno: Errno, facts: &Surroundings, trials: &Trials) -> Diagnosis {
 }
 
 fn lacks(capability: Capability) -> Diagnosis {
-    let name = capability.as_str();
+    let name = capability.short();
     Diagnosis::new(
         format!("CAP_{name} is missing"),
         format!(
@@ -109,9 +109,7 @@ fn cause(call: &str, errno: Errno, needs: Capability, facts: &Surroundings, reac
         let (_, remedy) = super::words::of("kernel");
         return Diagnosis::new(format!("{call} fails: {errno}"), remedy);
     }
-    if let Some(Ok(rights)) = &facts.rights
-        && !rights.initial_user_namespace
-    {
+    if facts.rights.as_ref().is_some_and(Rights::are_apart) {
         return Diagnosis::new(
             "capabilities of the host's user namespace",
             "hostUsers: true (Kubernetes), --userns=host (docker), or start it as the host's root",
@@ -249,7 +247,7 @@ fn many(facts: &Surroundings, trials: &Trials) -> Feature {
 
 #[cfg(test)]
 mod tests {
-    use cotenant_host::{KernelVersion, Rights, Switches};
+    use cotenant_host::{KernelVersion, Switches};
 
     use super::*;
 
@@ -261,12 +259,7 @@ mod tests {
         Surroundings {
             kernel: Some(KernelVersion { major: 6, minor: 1, patch: 0 }),
             uprobes: true,
-            rights: Some(Ok(Rights {
-                effective,
-                seccomp: Some(seccomp),
-                no_new_privileges: false,
-                initial_user_namespace: true,
-            })),
+            rights: Some(Rights::of(effective, seccomp == 2, false)),
             ..Surroundings::default()
         }
     }

@@ -52,6 +52,11 @@ static WORDS: &[(&str, &str, &str)] = &[
     ),
     ("configuration", "the agent does not start with this file", "cotenant config check FILE"),
     (
+        "dmem",
+        "limits of device memory by cgroup are neither seen nor kept",
+        "a kernel of 6.14 or later with CONFIG_CGROUP_DMEM=y",
+    ),
+    (
         "driver_version",
         "NVML, and every CUDA program that starts from now on",
         "unload and load the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; modprobe nvidia), or reboot",
@@ -98,6 +103,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "curl -s http://127.0.0.1:9468/status | jq .libraries says what was refused, and why",
     ),
     (
+        "library_access",
+        "the calls of every tenant whose libcuda cannot be opened",
+        "give the agent CAP_SYS_PTRACE",
+    ),
+    (
         "lock_mode",
         "whether a wait was to read or to write a lock",
         "a kernel of 5.19 or later, with tracefs mounted",
@@ -139,6 +149,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "mount /var/log/pods, or the container runtime's socket, from the host (read-only)",
     ),
     (
+        "private_files",
+        "tenants whose libcuda lies below a directory that is private to its user",
+        "give the agent CAP_DAC_READ_SEARCH",
+    ),
+    (
         "process_life",
         "when a process ends: what it held may stay booked, or be taken for freed too early",
         "mount -t tracefs tracefs /sys/kernel/tracing; a kernel of 6.16 or later, or one with BTF",
@@ -174,6 +189,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "waits",
         "who waits for whom: waits, blame, and what rests on them",
         "a kernel with BTF, and waits.enabled = true",
+    ),
+    (
+        "xid_tracepoint",
+        "one of three ways to hear of faults: Xids are taken from the kernel's log",
+        "driver 550 or later, its module loaded before the agent starts; tracefs mounted",
     ),
 ];
 

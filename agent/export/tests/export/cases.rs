@@ -233,7 +233,8 @@ fn r1_an_absent_figure_gives_no_sample_anywhere() {
                 "cotenant_gpu_pcie_throughput_bytes_per_second",
                 "cotenant_gpu_clocks_event_active",
                 "cotenant_gpu_mig_enabled",
-                "cotenant_agent_probe_cost_seconds",
+                "cotenant_agent_probe_calibration_seconds",
+                "cotenant_agent_probe_cost_seconds_total",
             ]
             .contains(&metric.prometheus);
         assert!(!unknown || of(&rows, metric.prometheus).is_empty(), "{}", metric.prometheus);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cotenant_export::{Format, Row, encode, otlp::Exemplars, rows};
 use cotenant_model::blame::{Edge, Share};
-use cotenant_model::device::{CallCost, DeviceMemory, LibraryFacts};
+use cotenant_model::device::{CallCost, ComputeMode, DeviceMemory, LibraryFacts};
 use cotenant_model::excess::Excess;
 use cotenant_model::incident::Kind;
 use cotenant_model::kill::Scope;
@@ -15,15 +15,21 @@ use cotenant_model::risk::{
     Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, TenantForecast,
 };
 use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
+use cotenant_model::sharing::{Basis, Mode, Sharing};
+use cotenant_model::verdict::{Limit, LimitScope, LimitSource};
 use cotenant_model::view::{
     AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantView, View,
 };
+use cotenant_model::xid::XidSource;
 use cotenant_model::{
     Absence, CudaError, Culprit, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
     WaitClass,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
+
+const LIMIT: Limit =
+    Limit { bytes: 4096 * MIB, source: LimitSource::Mps, scope: LimitScope::Process, used: Some(1024 * MIB) };
 
 pub(crate) fn gpu_id(index: u32) -> GpuId {
     let mut bytes = [7; 16];
@@ -57,10 +63,14 @@ pub(crate) fn gpu(index: u32) -> GpuView {
         ecc_corrected: Ok(3),
         ecc_uncorrected: Ok(0),
         mig_enabled: Ok(false),
+        compute_mode: Ok(ComputeMode::Default),
+        read: BTreeMap::new(),
     };
     GpuView {
         sample,
         age_seconds: 1.25,
+        figure_ages: BTreeMap::from([("energy", 120.5), ("utilization", 41.0)]),
+        sharing: Sharing { mode: Mode::TimeSliced, basis: Basis::Processes, tenants: 3 },
         reserved: Ok(645 * MIB),
         unattributed: Ok(5_000 * MIB),
         unattributed_reason: None,
@@ -115,6 +125,7 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         confidence: Confidence::Complete,
         memory,
         process_bytes: gpus.iter().map(|index| (gpu_id(*index), Ok(seed * MIB))).collect(),
+        pool_reserved: gpus.iter().map(|index| (gpu_id(*index), Some(32 * seed * MIB))).collect(),
         residual: gpus.iter().map(|index| (gpu_id(*index), residual)).collect(),
         utilization: gpus.iter().map(|index| (gpu_id(*index), 0.25)).collect(),
         operations,
@@ -122,6 +133,8 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         latency: [Operation::MemAlloc, Operation::MemFree].map(|op| (op, histogram(seed))).into(),
         waits: [WaitClass::RmApiLock, WaitClass::Reclaim].map(|class| (class, histogram(seed))).into(),
         excess: Excess { time_ns: seed * 1_000_000, calls: seed, unjudged: seed },
+        limits: gpus.iter().map(|index| (gpu_id(*index), LIMIT)).collect(),
+        device_cgroup_bytes: gpus.iter().map(|index| (gpu_id(*index), seed * MIB)).collect(),
     }
 }
 
@@ -139,6 +152,8 @@ pub(crate) fn agent() -> AgentView {
             missing: 3,
             failed: 0,
             processes: 5,
+            pids: Vec::new(),
+            shed: false,
             refused: None,
         }],
         features: vec![Feature {
@@ -177,6 +192,8 @@ pub(crate) fn agent() -> AgentView {
             last_success_seconds: Some(12.5),
         }],
         probe_cost_seconds: Some(0.95e-6),
+        probes_shed: 1,
+        processes_untimed: 2,
     }
 }
 
@@ -205,6 +222,10 @@ fn events(tenants: &[TenantView]) -> EventsView {
             .map(|view| ((Some(view.tenant.clone()), Some(Scope::Memcg)), 2))
             .chain([((None, None), 1)])
             .collect(),
+        xid_reports: BTreeMap::from([
+            ((Some(gpu_id(0)), 31, XidSource::Kmsg), 2),
+            ((Some(gpu_id(0)), 31, XidSource::Nvml), 1),
+        ]),
         xids: BTreeMap::from([
             ((Some(gpu_id(0)), 31), (2, 1_795_999_000.5)),
             ((None, 45), (1, 1_795_999_001.0)),

@@ -25,8 +25,8 @@ fn host() -> Surroundings {
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "as the facts have it")]
-fn rights(effective: u64, seccomp: Option<u32>) -> Option<Result<Rights, String>> {
-    Some(Ok(Rights { effective, seccomp, no_new_privileges: false, initial_user_namespace: true }))
+fn rights(effective: u64, seccomp: Option<u32>) -> Option<Rights> {
+    Some(Rights::of(effective, seccomp == Some(2), false))
 }
 
 fn of(facts: &Surroundings, trials: Trials, name: &str) -> Feature {
@@ -100,8 +100,8 @@ fn c72_the_capability_that_is_missing_is_named_with_its_purpose() {
         let rights = rights(ALL & !bit(missing) & !bit(Capability::SysAdmin), Some(0));
         let feature = of(&Surroundings { rights, ..host() }, Trials::default(), "capabilities");
         assert_eq!(feature.state, state, "{missing:?}");
-        assert_eq!(feature.reason, format!("missing {}", missing.as_str()));
-        assert!(feature.lost.starts_with(missing.as_str()) && feature.remedy.contains(missing.as_str()));
+        assert_eq!(feature.reason, format!("missing {}", missing.short()));
+        assert!(feature.lost.starts_with(missing.short()) && feature.remedy.contains(missing.short()));
     }
 }
 
@@ -128,7 +128,7 @@ fn sys_admin_stands_for_both_and_is_itself_wanted_only_where_there_is_nothing_fi
 #[test]
 fn capabilities_in_a_user_namespace_count_for_nothing() {
     let mut facts = host();
-    facts.rights = Some(Ok(Rights { effective: ALL, ..Rights::default() }));
+    facts.rights = Some(Rights::of(ALL, false, true));
     let feature = of(&facts, Trials::default(), "capabilities");
     assert_eq!(feature.state, FeatureState::Broken);
     assert!(feature.reason.contains("user namespace") && !facts.may(Capability::Bpf));
