@@ -140,7 +140,7 @@ mod tests {
         ] {
             assert_eq!(mps_limits(text), [], "{text:?}");
         }
-        let many: String = (0..10_000).map(|at| format!("{at}=1G,")).collect();
+        let many = (0..10_000).map(|at| format!("{at}=1G,")).collect::<Vec<_>>().concat();
         assert_eq!(mps_limits(&many).len(), MOST_DEVICES);
     }
 
