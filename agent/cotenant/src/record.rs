@@ -4,7 +4,6 @@
 //! The agent streams the file itself, block by block: nothing is configured or restarted to record, and the first
 //! block is what the forecaster knows already, so that a replay goes on exactly where the agent was.
 
-pub(crate) mod format;
 mod tap;
 
 use std::{
@@ -90,8 +89,8 @@ async fn stream(options: &Options, mut file: File) -> Result<u64> {
         if let Ok(data) = frame.context("the stream broke off")?.into_data() {
             pending.extend_from_slice(&data);
         }
-        if !begun && pending.len() >= format::head().len() {
-            put(&mut file, &options.file, &pending.drain(..format::head().len()).collect::<Vec<u8>>())?;
+        if !begun && pending.len() >= cotenant_recording::head().len() {
+            put(&mut file, &options.file, &pending.drain(..cotenant_recording::head().len()).collect::<Vec<u8>>())?;
             begun = true;
         }
         while begun && let Some(length) = whole(&pending) {

@@ -10,8 +10,9 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use cotenant_model::risk::{Forecaster, Moment};
+use cotenant_recording::{Block, Blocks};
+use tracing::warn;
 
-use crate::record::format::{Block, Blocks};
 
 #[derive(Args, Debug)]
 pub(crate) struct Options {
@@ -50,6 +51,9 @@ pub(crate) fn each(path: &Path, mut take: impl FnMut(Part) -> Result<()>) -> Res
     for block in blocks {
         match block.with_context(|| format!("{}, after {moments} moments", path.display()))? {
             Block::Start(start) => take(Part::Start(start))?,
+            Block::OtherStart { version } => {
+                warn!(version, "the forecaster that this was recorded from was of another version: it begins anew");
+            }
             Block::Moments(some) => {
                 for moment in some {
                     moments += 1;

@@ -75,12 +75,28 @@ fn live_and_replayed_forecasts_are_the_same_to_the_byte() {
     for block in Blocks::of(recording(100).as_slice()).unwrap() {
         match block.unwrap() {
             Block::Start(start) => forecaster = *start,
+            Block::OtherStart { version } => panic!("forecaster {version} is not this one"),
             Block::Moments(moments) => replayed
                 .extend(moments.iter().map(|of| serde_json::to_string(&forecaster.advance(of)).unwrap())),
         }
     }
     assert!(said.last().unwrap().contains("GPU-00000007"), "nothing was forecast");
     assert_eq!(said, replayed);
+}
+
+#[test]
+fn moments_are_read_after_the_start_of_another_forecaster() {
+    let plain =
+        postcard::to_stdvec(&Storing::Start { version: KNOWLEDGE + 1, knowledge: vec![1, 2, 3] }).unwrap();
+    let payload = zstd::bulk::compress(&plain, LEVEL).unwrap();
+    let mut file = head();
+    file.extend(u32::try_from(payload.len()).unwrap().to_le_bytes());
+    file.extend(crc32fast::hash(&payload).to_le_bytes());
+    file.extend(payload);
+    file.extend(pack(&Written::Moments(&[busy(40, 12)])).unwrap());
+    let blocks: Vec<Block> = Blocks::of(file.as_slice()).unwrap().map(Result::unwrap).collect();
+    assert!(matches!(&blocks[0], Block::OtherStart { version } if *version == KNOWLEDGE + 1));
+    assert!(matches!(&blocks[1], Block::Moments(moments) if moments[0] == busy(40, 12)));
 }
 
 #[test]
