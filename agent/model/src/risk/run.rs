@@ -26,6 +26,26 @@ const FORGET: f32 = 0.97;
 /// How much the rule of thumb weighs, in runs.
 const THUMB: f64 = 1.0;
 
+/// Where a run was when a span began, and what came since.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct Mark {
+    at: f64,
+    top: f64,
+    rises: u32,
+    biggest: f64,
+}
+
+impl Mark {
+    fn new(at: f64, top: f64) -> Self {
+        Self { at, top, rises: 0, biggest: 0.0 }
+    }
+
+    fn rise(&mut self, by: f64) {
+        self.rises += 1;
+        self.biggest = self.biggest.max(by);
+    }
+}
+
 /// The running growth of one series.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Run {
@@ -41,8 +61,8 @@ pub(super) struct Run {
     last_rise: f64,
     biggest: f64,
     rises: u32,
-    /// When and where the top was, at the begin of the last two spans: a run that slows down has the pace of these.
-    marks: [(f64, f64); 2],
+    /// The begin of the last two spans: a run that slows down or hurries has the pace of these.
+    marks: [Mark; 2],
     /// Ended runs by how far they rose, old ones forgotten.
     ended: Vec<f32>,
 }
@@ -61,7 +81,7 @@ impl Run {
             last_rise: at,
             biggest: 0.0,
             rises: 0,
-            marks: [(at, level); 2],
+            marks: [Mark::new(at, level); 2],
             ended: vec![0.0; BINS],
         }
     }
@@ -72,13 +92,16 @@ impl Run {
             if self.rises == 0 {
                 (self.begun, self.base) = (self.at, self.top);
             }
-            self.biggest = self.biggest.max(floor - self.top);
+            let by = floor - self.top;
+            self.biggest = self.biggest.max(by);
             (self.top, self.last_rise) = (floor, at);
             self.rises += 1;
             if self.rises == 1 {
-                self.marks = [(self.begun, self.base); 2];
-            } else if at - self.marks[1].0 > SPAN.max(0.25 * self.age()) {
-                self.marks = [self.marks[1], (at, floor)];
+                self.marks = [Mark::new(self.begun, self.base); 2];
+            }
+            self.marks.iter_mut().for_each(|mark| mark.rise(by));
+            if at - self.marks[1].at > SPAN.max(0.25 * self.age()) {
+                self.marks = [self.marks[1], Mark::new(at, floor)];
             }
         }
         let fell = floor < self.top - FALL.max(0.25 * (self.top - self.base));
@@ -128,8 +151,15 @@ impl Run {
         let until = if self.at - self.last_rise > 2.0 * gap + 1.0 { self.at } else { self.last_rise };
         let others = f64::from(self.rises - 1) / f64::from(self.rises);
         let overall = (self.top - self.base - self.biggest) / ((until - self.begun) * others).max(1.0);
-        let (since, from) = self.marks[0];
-        overall.min((self.top - from) / (until - since).max(1.0))
+        let [mark, _] = self.marks;
+        let span = (until - mark.at).max(1.0);
+        let recent = (self.top - mark.top) / span;
+        if recent <= overall || mark.rises < RISES {
+            return overall.min(recent);
+        }
+        // It hurries, and not by one jump alone: sequences that lengthen take more at each step.
+        let others = f64::from(mark.rises - 1) / f64::from(mark.rises);
+        overall.max((self.top - mark.top - mark.biggest) / (span * others))
     }
 
     /// How far the run still seems to be under way. One that rose every second has a level above its floor; one that
@@ -197,6 +227,13 @@ mod tests {
         let run = ran(flat.chain((0..60).map(|second| (10.0 + 0.1 * f64::from(second)) * GIB)));
         assert!((run.rate() / GIB - 0.1).abs() < 0.005, "{}", run.rate() / GIB);
         assert!((0.45..0.55).contains(&run.survives(6.0 * GIB)), "{}", run.survives(6.0 * GIB));
+    }
+
+    #[test]
+    fn growth_that_hurries_has_the_pace_of_late() {
+        let run = ran((0..80).map(|second| 0.01 * f64::from(second * second) * GIB));
+        // 1.6 GiB a second at the end, 0.8 over all.
+        assert!((1.2..1.6).contains(&(run.rate() / GIB)), "{}", run.rate() / GIB);
     }
 
     #[test]
