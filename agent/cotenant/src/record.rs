@@ -90,7 +90,11 @@ async fn stream(options: &Options, mut file: File) -> Result<u64> {
             pending.extend_from_slice(&data);
         }
         if !begun && pending.len() >= cotenant_recording::head().len() {
-            put(&mut file, &options.file, &pending.drain(..cotenant_recording::head().len()).collect::<Vec<u8>>())?;
+            put(
+                &mut file,
+                &options.file,
+                &pending.drain(..cotenant_recording::head().len()).collect::<Vec<u8>>(),
+            )?;
             begun = true;
         }
         while begun && let Some(length) = whole(&pending) {

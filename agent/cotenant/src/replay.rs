@@ -13,7 +13,6 @@ use cotenant_model::risk::{Forecaster, Moment};
 use cotenant_recording::{Block, Blocks};
 use tracing::warn;
 
-
 #[derive(Args, Debug)]
 pub(crate) struct Options {
     /// Recording to read
@@ -52,7 +51,10 @@ pub(crate) fn each(path: &Path, mut take: impl FnMut(Part) -> Result<()>) -> Res
         match block.with_context(|| format!("{}, after {moments} moments", path.display()))? {
             Block::Start(start) => take(Part::Start(start))?,
             Block::OtherStart { version } => {
-                warn!(version, "the forecaster that this was recorded from was of another version: it begins anew");
+                warn!(
+                    version,
+                    "the forecaster that this was recorded from was of another version: it begins anew"
+                );
             }
             Block::Moments(some) => {
                 for moment in some {

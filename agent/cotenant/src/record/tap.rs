@@ -9,7 +9,6 @@ use hyper::body::Bytes;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tracing::warn;
 
-
 /// Moments a block: what a crash costs.
 const MOMENTS: usize = 10;
 /// Blocks that a listener may be behind.

@@ -129,11 +129,17 @@ impl Run {
     }
 
     fn end(&mut self) {
-        if self.rises >= RISES {
+        // A start says nothing of how far later growth goes.
+        if self.rises >= RISES && !self.is_start() {
             self.ended.iter_mut().for_each(|count| *count *= FORGET);
             self.ended[bin(self.top - self.base)] += 1.0;
         }
         (self.rises, self.biggest) = (0, 0.0);
+    }
+
+    /// It began with the series.
+    fn is_start(&self) -> bool {
+        self.begun - self.born < 5.0
     }
 
     /// From the first rise to the last, in seconds.
@@ -183,12 +189,14 @@ impl Run {
         // At the present pace: a load that went before a leak is not the leak's.
         let risen = (self.top - self.base - self.biggest).min(self.rate() * self.age()) + unseen;
         let mut thumb = risen / (risen + bytes);
-        if self.begun - self.born < 5.0 {
+        if self.is_start() {
             let young = ((START.1 - self.age()) / (START.1 - START.0)).clamp(0.0, 1.0);
             thumb = thumb.powf(1.0 + 3.0 * young);
         }
         let further = |than: f64| -> f64 {
-            self.ended.iter().enumerate().map(|(index, count)| f64::from(*count) * above(index, than)).sum()
+            let first = bin(than);
+            let whole: f64 = self.ended[first + 1..].iter().map(|count| f64::from(*count)).sum();
+            whole + f64::from(self.ended[first]) * above(first, than)
         };
         self.alive() * (THUMB * thumb + further(risen + bytes)) / (THUMB + further(NEAR * risen))
     }
@@ -242,6 +250,16 @@ mod tests {
         assert!(jump.rate().abs() < 1.0);
         let teeth = ran((0..120).map(|second| f64::from(second % 4) * GIB));
         assert!(teeth.rate().abs() < 1.0);
+    }
+
+    #[test]
+    fn a_start_says_nothing_of_later_growth() {
+        let leak = |second: u32| (20.0 + 0.2 * f64::from(second)) * GIB;
+        let start = (0..20).map(|second| f64::from(second) * GIB);
+        let started = ran(start.chain(std::iter::repeat_n(20.0 * GIB, 60)).chain((0..60).map(leak)));
+        let there = ran(std::iter::repeat_n(20.0 * GIB, 80).chain((0..60).map(leak)));
+        let (one, other) = (started.survives(10.0 * GIB), there.survives(10.0 * GIB));
+        assert!((one - other).abs() < 0.01, "{one} {other}");
     }
 
     #[test]
