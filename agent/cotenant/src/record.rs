@@ -23,6 +23,8 @@ use tokio::{net::TcpStream, time::Instant};
 
 pub(crate) use tap::Tap;
 
+/// At the end, the block that the agent is filling is waited for: ten moments. A second interrupt ends at once.
+const LAST: Duration = Duration::from_secs(15);
 /// Where the agent streams.
 pub(crate) const PATH: &str = "/api/v1/recording";
 
@@ -67,21 +69,32 @@ async fn stream(options: &Options, mut file: File) -> Result<u64> {
     }
     let mut body = answer.into_body();
     let end = options.duration.map(|duration| Instant::now() + duration);
-    let over = async {
-        match end {
-            Some(end) => tokio::time::sleep_until(end).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::pin!(over);
     let (mut pending, mut blocks, mut begun) = (Vec::new(), 0, false);
+    let (mut until, mut ending) = (end, false);
     loop {
+        let over = async {
+            match until {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
         let frame = tokio::select! {
-            frame = body.frame() => frame,
-            () = &mut over => return Ok(blocks),
-            _ = tokio::signal::ctrl_c() => return Ok(blocks),
+            frame = body.frame() => Some(frame),
+            () = over => None,
+            _ = tokio::signal::ctrl_c() => None,
         };
         let Some(frame) = frame else {
+            if ending {
+                return Ok(blocks);
+            }
+            // What came up to now is in the block that the agent is filling.
+            (until, ending) = (Some(Instant::now() + LAST), true);
+            continue;
+        };
+        let Some(frame) = frame else {
+            if ending {
+                return Ok(blocks);
+            }
             bail!(
                 "the agent ended the stream after {blocks} blocks: it stopped, or this host writes too slowly"
             );
@@ -100,6 +113,9 @@ async fn stream(options: &Options, mut file: File) -> Result<u64> {
         while begun && let Some(length) = whole(&pending) {
             put(&mut file, &options.file, &pending.drain(..length).collect::<Vec<u8>>())?;
             blocks += 1;
+            if ending {
+                return Ok(blocks);
+            }
         }
     }
 }

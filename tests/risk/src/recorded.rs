@@ -1,6 +1,7 @@
 //! Owns the recorded runs: real programs on real GPUs, with what they said of themselves.
 //! Refuses to name a driver that the tenants' own accounts do not.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -52,11 +53,12 @@ struct Truth {
 }
 
 impl Recording {
-    /// Tenants of the recording who were to fill a GPU.
-    pub fn drivers(&self) -> Vec<Tenant> {
-        let tenants = self.moments.last().into_iter().flat_map(|moment| &moment.tenants);
-        let named = |tenant: &Tenant| self.stories.iter().any(|story| story.drivers.contains(&tenant.name));
-        tenants.map(|of| of.tenant.clone()).filter(named).collect()
+    /// The tenants who were to fill this story's GPU; none where a burst comes without notice.
+    pub fn drivers(&self, story: &Story) -> Vec<Tenant> {
+        let tenants = self.moments.iter().flat_map(|moment| &moment.tenants).map(|of| &of.tenant);
+        let driving: BTreeSet<&Tenant> =
+            tenants.filter(|tenant| story.drivers.contains(&tenant.name)).collect();
+        driving.into_iter().cloned().collect()
     }
 }
 

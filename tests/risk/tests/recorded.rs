@@ -13,14 +13,13 @@ use cotenant_risk_runs::{Recording, Scores, Set};
 fn backtest(set: Set) -> Scores {
     let mut scores = Scores::default();
     for recording in set.recordings() {
-        let drivers = recording.drivers();
         // A recording has a steady GPU beside one that is not: what is not to end is scored for itself, too.
         for story in &recording.stories {
             let mut scorer = Scorer::new(&Rule::ALL);
             for moment in &recording.moments {
                 scorer.advance(&only(moment, &story.gpu));
             }
-            for (rule, score) in scorer.finish(&drivers) {
+            for (rule, score) in scorer.finish(&recording.drivers(story)) {
                 if rule == Rule::Risk && std::env::var_os("COTENANT_RISK_VERBOSE").is_some() {
                     println!(
                         "{} {}: {} warnings, {} false, Brier {:.3}, {:#?}",

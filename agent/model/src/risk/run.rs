@@ -21,6 +21,8 @@ const LEAST: f64 = 32.0 * RISE;
 const NEAR: f64 = 0.9;
 /// A start is over after so many seconds; until then it is the less likely to go on, down to the fourth power.
 const START: (f64, f64) = (20.0, 60.0);
+/// A run that begins within so many seconds of its series is a start: libraries are loaded first.
+const BEGINS: f64 = 15.0;
 /// A run that ends is worth this much less at each later one.
 const FORGET: f32 = 0.97;
 /// How much the rule of thumb weighs, in runs.
@@ -139,7 +141,7 @@ impl Run {
 
     /// It began with the series.
     fn is_start(&self) -> bool {
-        self.begun - self.born < 5.0
+        self.begun - self.born < BEGINS
     }
 
     /// From the first rise to the last, in seconds.
