@@ -13,7 +13,7 @@ BPF_TARGET := bpfel-unknown-none
 BPF_CORE := /usr/bin/rustc --print target-libdir --target $(BPF_TARGET) 2>/dev/null
 DRIVER := /proc/driver/nvidia/version
 
-.PHONY: help setup build sim ebpf-objects demo run test test-exports lint gpu-bundle
+.PHONY: help setup build sim ebpf-objects demo run test test-exports test-kernels lint gpu-bundle
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ test-exports: build sim ## Test boards, rules and alerts with a real Prometheus 
 	@# A recorded run is real time on a busy host: it may be taken once more, and says so.
 	python3 -m unittest discover --start-directory tests/boards --verbose || { echo "ONCE MORE: the boards' tests failed"; \
 		python3 -m unittest discover --start-directory tests/boards --verbose; }
+
+# Not part of `make test`: it fetches kernels and takes up to half an hour on two processors.
+test-kernels: build sim ## Run the agent end to end in virtual machines of other kernels (root; `tests/setup.sh kernels`)
+	python3 tests/kernels/matrix.py
 
 # rustup's stable clippy cannot read the `core` for BPF; Debian's rust-web-clippy or a nightly with rust-src can.
 lint: ## Format and clippy, warnings denied, the eBPF programs too

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Brings what building and testing Cotenant need on a bare Debian 12 or on a machine with rustup. `make setup` runs it.
 # Does nothing where everything is there. Leaves no service running.
+# `tests/setup.sh kernels` brings what `make test-kernels` needs as well: an emulator and its company, some 100 MB.
 set -euo pipefail
 
 readonly RUST=1.95.0
@@ -8,6 +9,10 @@ readonly LINKER=0.13.0
 readonly LLVM=22
 # Debian's rustc-web, which builds the eBPF programs. rustup's own rustc stays first on PATH for the agent.
 readonly DEBIAN_RUSTC=/usr/bin/rustc
+
+KERNELS=no
+[ "${1:-}" != kernels ] || KERNELS=yes
+readonly KERNELS
 
 say() { echo "setup: $*"; }
 die() {
@@ -45,6 +50,9 @@ wanted_packages() {
     has make || echo make
     has cc || echo gcc libc6-dev
     has curl || echo curl
+    has openssl || echo openssl
+    has htpasswd || echo apache2-utils
+    has setpriv || echo util-linux
     [ -d /etc/ssl/certs ] || echo ca-certificates
     has promtool || echo prometheus
     has go || echo golang-go gcc libc6-dev
@@ -53,6 +61,15 @@ wanted_packages() {
     compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf
     rust_is_new_enough || has rustup || echo cargo-web rustc-web
     links_for_bpf || echo "llvm-$LLVM-dev" "libpolly-$LLVM-dev" g++
+    if [ "$KERNELS" = yes ]; then
+        has qemu-system-x86_64 || echo qemu-system-x86
+        # It goes into the machines alone, without a library.
+        has busybox && ! ldd "$(command -v busybox)" >/dev/null 2>&1 || echo busybox-static
+        has cpio || echo cpio
+        has nm || echo binutils
+        has gcc || echo gcc libc6-dev
+        has python3 || echo python3
+    fi
 }
 
 # Packages must not start what they bring: the tests start their own.

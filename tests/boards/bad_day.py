@@ -13,6 +13,7 @@ KILL = "the kernel kills a process of a GPU tenant for host memory"
 XID = "the driver reports a fault"
 NVML = "NVML gives an error, runs into its deadline, or lacks a reading"
 OTLP = "agents send to an OTLP receiver, which is away for a while"
+GRANTS = "a node of Kubernetes, where a pod takes more than it asked for"
 SITUATIONS = {
     "CotenantAgentDegraded (warning)": "a feature is degraded or broken",
     "CotenantAgentDown (warning)": "an agent that was there does not answer (in the recorded run this is after its end)",
@@ -22,10 +23,13 @@ SITUATIONS = {
     "CotenantGpuTenantOomKilled (critical)": KILL,
     "CotenantGpuXid (critical)": XID,
     "CotenantGpuXid (warning)": XID,
+    "CotenantIdleHolder (info)": "orphans hold memory for longer than the demo lasts",
     "CotenantLedgerDrift (info)": "the ledger misses a way to allocate",
     "CotenantNvmlNotAnswering (warning)": NVML,
+    "CotenantOverRequest (warning)": GRANTS,
     "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
-    "Cotenant / Fleet: CPU of the agent (B)": "the cost of a probe was calibrated at start",
+    "Cotenant / Fleet: Age of what is known (A)": GRANTS,
+    "Cotenant / Fleet: Age of what is known (B)": GRANTS,
     "Cotenant / Fleet: Dropped, and attempts that failed (A)": OTLP,
     "Cotenant / Fleet: Dropped, and attempts that failed (B)": OTLP,
     "Cotenant / Fleet: Sent and acknowledged (A)": OTLP,
@@ -34,10 +38,14 @@ SITUATIONS = {
     "Cotenant / Fleet: Waiting to be sent (C)": OTLP,
     "Cotenant / Fleet: Events lost (A)": "a table of the kernel side is full",
     "Cotenant / Fleet: Features that do not work (A)": "a feature is degraded or broken",
+    "Cotenant / Fleet: Grants that lead nowhere (A)": GRANTS,
+    "Cotenant / Fleet: Grants that lead nowhere (B)": GRANTS,
     "Cotenant / Fleet: Kills for memory (A)": KILL,
     "Cotenant / Fleet: NVML calls that failed (A)": NVML,
     "Cotenant / Fleet: NVML calls that failed (B)": NVML,
     "Cotenant / Fleet: NVML readings missing (A)": NVML,
+    "Cotenant / Fleet: Questions that failed (A)": GRANTS,
+    "Cotenant / Fleet: Questions that failed (B)": GRANTS,
     "Cotenant / Fleet: Uncorrected memory errors (A)": "memory of the GPU is damaged",
     "Cotenant / Fleet: Xid faults (A)": XID,
     "Cotenant / Fleet: Xid faults (B)": XID,
@@ -46,8 +54,14 @@ SITUATIONS = {
     "Cotenant / Incident: Kills for memory (A)": KILL,
     "Cotenant / Incident: Xid faults (A)": XID,
     "Cotenant / Tenant: Figures that are not published, and why (A)": "NVML leaves a busy process out of its samples",
+    "Cotenant / Tenant: Grant against use (B)": GRANTS,
+    "Cotenant / Tenant: Grant against use (D)": GRANTS,
+    "Cotenant / Tenant: Grant and use (A)": GRANTS,
+    "Cotenant / Tenant: Idle holders (B)": "orphans hold memory for longer than the demo lasts",
     "Cotenant / Tenant: Kills (A)": KILL,
     "Cotenant / Tenant: Kills for memory (A)": KILL,
+    "Cotenant / Tenant: Shares granted (A)": GRANTS,
+    "Cotenant / Tenant: Shares granted (B)": GRANTS,
 }
 
 # What the demo has by luck: NVML is read while the batch job's 30 GiB come or go, and differs for one poll.
@@ -75,7 +89,9 @@ def hour(start, end):
     yield "cotenant_agent_feature_state", {"feature": "waits", "state": "broken"}, then(1, 0)
     yield "cotenant_agent_losses_total", {"reason": "ring_full"}, since(0.5)
     yield "cotenant_agent_notes_total", {"note": "probe_hits"}, lambda second: 100 * second
-    yield "cotenant_agent_probe_cost_seconds", {}, always(1e-6)
+    yield "cotenant_agent_probe_cost_seconds_total", {}, lambda second: 1e-4 * second
+    yield "cotenant_agent_probes_shed", {}, then(1, 0)
+    yield "cotenant_agent_processes_untimed", {}, then(2, 0)
     yield "cotenant_agent_nvml_last_collect_success", {}, then(0, 1)
     yield "cotenant_agent_nvml_absences", {"reading": "memory", "reason": "timeout"}, then(1)
     for kind in ("errors", "timeouts"):
@@ -97,6 +113,18 @@ def hour(start, end):
     yield "cotenant_gpu_memory_process_bytes", {**tenant, **gpu}, always(10 * GIB)
     yield "cotenant_gpu_memory_residual_bytes", {**tenant, **gpu, "part": "drift"}, then(2 * GIB, 0)
     yield "cotenant_gpu_memory_confidence", {**tenant, "confidence": "complete"}, always(1)
+    yield "cotenant_gpu_grant_shares", {**tenant, **gpu, "resource": "nvidia.com/gpu"}, always(1)
+    yield "cotenant_gpu_grant_state", {**tenant, **gpu, "grant": "used"}, always(1)
+    yield "cotenant_gpu_grant_idle_seconds_total", {**tenant, **gpu}, lambda second: second
+    yield "cotenant_gpu_memory_request_bytes", {**tenant, **gpu, "source": "kai_memory"}, always(2 * GIB)
+    yield "cotenant_gpu_memory_over_request_bytes", {**tenant, **gpu, "source": "kai_memory"}, then(8 * GIB, 0)
+    yield "cotenant_gpu_idle_holder_bytes", {**tenant, **gpu}, then(2 * GIB, 0)
+    yield "cotenant_gpu_idle_holder_age_seconds", {**tenant, **gpu}, then(700)
+    yield "cotenant_gpu_stale_grants", {}, then(1, 0)
+    yield "cotenant_agent_kubelet_unread_device_ids", {}, always(0)
+    for source in ("podresources", "runtime"):
+        yield f"cotenant_agent_kubelet_{source}_age_seconds", {}, always(5)
+        yield f"cotenant_agent_kubelet_{source}_errors_total", {}, since(0.1)
     signal = {"signal": "metrics"}
     yield "cotenant_agent_otlp_exported_total", signal, since(10)
     yield "cotenant_agent_otlp_dropped_total", {**signal, "reason": "queue_full"}, since(1)

@@ -93,6 +93,7 @@ class Recorded(unittest.TestCase):
             "R": found["cotenant_gpu_reading_absent"],
             "T": found["cotenant_gpu_tenant_processes"],
             "P": found["cotenant_gpu_memory_process_bytes"],
+            "Q": found["cotenant_gpu_memory_pool_reserved_bytes"],
             "K": found["cotenant_gpu_memory_live_bytes"],
             "C": found["cotenant_gpu_memory_operations_total"],
             "W": found["cotenant_gpu_driver_wait_seconds_total"],

@@ -68,6 +68,8 @@ def change(before, after):
 def short(tenant):
     if tenant == "system:cotenant":
         return "agent"
+    if tenant == "system:mps-server":
+        return "mps"
     return re.sub(r"^systemd:wl-(.+)\.service$", r"\1", tenant)
 
 

@@ -42,7 +42,7 @@ def main():
         for x, y, (_, _, forecasts) in zip(said, came, points):
             axes.annotate(f"{forecasts:,}", (x, y), textcoords="offset points", xytext=(6, -10), fontsize=7, color=colour)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="risk within 60 s, as said", ylabel="part that came true", title="Calibration on unseen runs")
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(PICTURE, bbox_inches="tight")

@@ -13,7 +13,7 @@ use clap::Args;
 use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
-use crate::{paging::config::Alertmanager, telemetry::config::Otlp};
+use crate::{kubernetes::Kubernetes, paging::config::Alertmanager, telemetry::config::Otlp};
 
 /// Every key with its comment, as shipped.
 pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
@@ -30,6 +30,9 @@ pub(crate) struct Overrides {
     /// Address to serve on [default: 127.0.0.1:9468]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,
+    /// TLS and users, in the format of Prometheus's exporter-toolkit [default: plain HTTP]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) web_config: Option<PathBuf>,
     /// NVML library to load
     #[arg(long, value_name = "FILE")]
     pub(crate) nvml_library: Option<PathBuf>,
@@ -43,6 +46,7 @@ pub(crate) struct Config {
     pub(crate) kernel: Kernel,
     pub(crate) nvml: Nvml,
     pub(crate) tenants: Tenants,
+    pub(crate) kubernetes: Kubernetes,
     pub(crate) waits: Waits,
     pub(crate) events: Events,
     pub(crate) otlp: Otlp,
@@ -54,6 +58,8 @@ pub(crate) struct Config {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Server {
     pub(crate) listen: SocketAddr,
+    /// TLS, users and headers, in the format of Prometheus's exporter-toolkit; none when empty.
+    pub(crate) web_config: PathBuf,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -62,6 +68,9 @@ pub(crate) struct Agent {
     #[serde(with = "humantime_serde")]
     pub(crate) interval: Duration,
     pub(crate) root: PathBuf,
+    pub(crate) drop_privileges: bool,
+    /// Where `cotenant release` and `resume` are heard; none when empty.
+    pub(crate) control: PathBuf,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -71,7 +80,11 @@ pub(crate) struct Kernel {
     pub(crate) threads: u32,
     pub(crate) pointers: u32,
     pub(crate) handles: u32,
+    pub(crate) process_share: f64,
     pub(crate) syscall_tracepoint: bool,
+    pub(crate) probe_share: f64,
+    #[serde(with = "humantime_serde")]
+    pub(crate) shed_for: Duration,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -84,6 +97,8 @@ pub(crate) struct Nvml {
     #[serde(with = "humantime_serde")]
     pub(crate) deadline: Duration,
     pub(crate) pcie: bool,
+    /// While it says `true`, NVML is released; none when empty.
+    pub(crate) release_file: PathBuf,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -92,6 +107,8 @@ pub(crate) struct Tenants {
     pub(crate) max: usize,
     #[serde(with = "humantime_serde")]
     pub(crate) retention: Duration,
+    #[serde(with = "humantime_serde")]
+    pub(crate) idle_after: Duration,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -141,21 +158,35 @@ pub(crate) enum LogFormat {
 
 impl Default for Server {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9468)) }
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 9468)), web_config: PathBuf::new() }
     }
 }
 
 impl Default for Agent {
     fn default() -> Self {
-        Self { interval: Duration::from_secs(1), root: PathBuf::from("/") }
+        Self {
+            interval: Duration::from_secs(1),
+            root: PathBuf::from("/"),
+            drop_privileges: true,
+            control: PathBuf::from(crate::control::SOCKET),
+        }
     }
 }
 
 impl Default for Kernel {
     fn default() -> Self {
-        let cotenant_kernel::MapSizes { processes, threads, pointers, handles } =
+        let cotenant_kernel::MapSizes { processes, threads, pointers, handles, .. } =
             cotenant_kernel::MapSizes::default();
-        Self { processes, threads, pointers, handles, syscall_tracepoint: true }
+        Self {
+            processes,
+            threads,
+            pointers,
+            handles,
+            process_share: 0.5,
+            syscall_tracepoint: true,
+            probe_share: 0.5,
+            shed_for: Duration::from_secs(30),
+        }
     }
 }
 
@@ -167,13 +198,14 @@ impl Default for Nvml {
             interval: Duration::from_secs(10),
             deadline: Duration::from_secs(2),
             pcie: false,
+            release_file: PathBuf::new(),
         }
     }
 }
 
 impl Default for Tenants {
     fn default() -> Self {
-        Self { max: 512, retention: Duration::from_mins(15) }
+        Self { max: 512, retention: Duration::from_mins(15), idle_after: Duration::from_mins(10) }
     }
 }
 
@@ -209,6 +241,9 @@ pub(crate) fn load(overrides: &Overrides) -> Result<Config> {
     if let Some(listen) = overrides.listen {
         config.server.listen = listen;
     }
+    if let Some(file) = &overrides.web_config {
+        config.server.web_config.clone_from(file);
+    }
     if let Some(library) = &overrides.nvml_library {
         config.nvml.library = Some(library.clone());
     }
@@ -227,8 +262,9 @@ fn parse(text: &str) -> Result<Config> {
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { agent, kernel, nvml, tenants, events, otlp, alertmanager, .. } = config;
+    let Config { server, agent, kernel, nvml, tenants, kubernetes, events, otlp, alertmanager, .. } = config;
     otlp.check()?;
+    kubernetes.check()?;
     alertmanager.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
@@ -256,14 +292,38 @@ fn check(config: &Config) -> Result<()> {
             bail!("kernel.{key} is {value}: allowed are 64 to {most}");
         }
     }
+    if !(0.01..=1.0).contains(&kernel.process_share) {
+        bail!(
+            "kernel.process_share is {}: allowed are 0.01 to 1; with 1 one process may fill a map",
+            kernel.process_share
+        );
+    }
+    if !(0.0..=64.0).contains(&kernel.probe_share) {
+        bail!("kernel.probe_share is {}: allowed are 0 (never) to 64, in CPUs", kernel.probe_share);
+    }
+    if kernel.shed_for < Duration::from_secs(1) {
+        bail!("kernel.shed_for is {:?}: not below 1s, or probes come and go all the time", kernel.shed_for);
+    }
     if !events.kernel_log.is_absolute() {
         bail!(
             "events.kernel_log is {}: a path from the root is wanted, such as /dev/kmsg",
             events.kernel_log.display()
         );
     }
+    for (key, path) in [
+        ("server.web_config", &server.web_config),
+        ("agent.control", &agent.control),
+        ("nvml.release_file", &nvml.release_file),
+    ] {
+        if !path.as_os_str().is_empty() && !path.is_absolute() {
+            bail!("{key} is {}: a path from the root is wanted, or \"\" for none", path.display());
+        }
+    }
     if tenants.max == 0 {
         bail!("tenants.max is 0: every tenant would be \"other\"; allowed is 1 and more");
+    }
+    if tenants.idle_after.is_zero() {
+        bail!("tenants.idle_after is 0: every holder would be idle; the default is 10m");
     }
     Ok(())
 }
@@ -302,8 +362,17 @@ mod tests {
         for (text, word) in [
             ("[kernel]\npointers = 1\n", "64 to"),
             ("[tenants]\nmax = 0\n", "1 and more"),
+            ("[kernel]\nprocess_share = 0.0\n", "0.01 to 1"),
+            ("[kernel]\nprobe_share = -1.0\n", "0 (never)"),
+            ("[kernel]\nshed_for = \"10ms\"\n", "1s"),
             ("[nvml]\ndeadline = \"0s\"\n", "2s"),
+            ("[tenants]\nidle_after = \"0s\"\n", "10m"),
+            ("[kubernetes]\ninterval = \"1ms\"\n", "100ms"),
+            ("[kubernetes]\ndeadline = \"0s\"\n", "2s"),
+            ("[kubernetes]\npodresources = \"kubelet.sock\"\n", "/var/lib/kubelet"),
+            ("[kubernetes]\nenabled = \"yes\"\n", "auto"),
             ("[events]\nkernel_log = \"kmsg\"\n", "/dev/kmsg"),
+            ("[nvml]\nrelease_file = \"released\"\n", "from the root"),
         ] {
             let error = format!("{:#}", parse(text).unwrap_err());
             assert!(error.contains(word), "{error}");

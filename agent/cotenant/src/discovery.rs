@@ -15,11 +15,12 @@ use std::{
 use arc_swap::ArcSwap;
 use cotenant_abi::SYMBOLS;
 use cotenant_host::{Host, Library, Mapping, exports, is_libcuda};
-use cotenant_kernel::{Happening, LibraryId, Probes, Report, Watcher};
+use cotenant_kernel::{Group, Happening, LibraryId, Probes, Report, Watcher};
 use cotenant_model::sample::LibraryState;
 use tracing::{debug, info, warn};
 
 use crate::{
+    budget::Key,
     registry::{Eyes, Registry, Sight},
     reports::{Reported, Reports},
 };
@@ -35,6 +36,8 @@ const MAX_LIBRARIES: usize = 512;
 /// Mappings of libcuda that are looked at in one process; an honest one has one or two.
 const MAX_MAPPED: usize = 64;
 const REAP: Duration = Duration::from_secs(5);
+/// While the driver is released: its files must be free within seconds.
+const RELEASED_REAP: Duration = Duration::from_secs(1);
 /// Cgroups whose paths are kept.
 const MAX_CGROUPS: usize = 1024;
 
@@ -48,16 +51,34 @@ struct Watched {
     empty_since: Option<Instant>,
 }
 
+impl Watched {
+    fn count(&mut self) {
+        self.state.processes = u32::try_from(self.mappers.len()).unwrap_or(u32::MAX);
+        self.state.pids = self.mappers.iter().map(|(pid, _)| *pid).collect();
+    }
+}
+
+/// What others want of it.
+pub(crate) struct Wanted {
+    /// Libraries whose stream-ordered calls are not to be probed.
+    pub(crate) orders: Arc<ArcSwap<BTreeSet<Key>>>,
+    /// The driver is to be let go: also files that nobody maps.
+    pub(crate) released: Arc<AtomicBool>,
+}
+
 pub(crate) struct Discovery {
     host: Host,
     watcher: Watcher,
     probes: Probes,
+    orders: Arc<ArcSwap<BTreeSet<Key>>>,
     registry: Arc<Mutex<Registry>>,
     /// Processes are looked at with these while the registry is free for the tick.
     eyes: Option<Eyes>,
     published: Arc<ArcSwap<Vec<LibraryState>>>,
     reports: Arc<Mutex<Reports>>,
-    libraries: BTreeMap<(u64, u64), Watched>,
+    /// The driver is to be let go: also files that nobody maps.
+    released: Arc<AtomicBool>,
+    libraries: BTreeMap<Key, Watched>,
     /// Paths of cgroups in which something was killed.
     cgroups: BTreeMap<u64, String>,
     next: u32,
@@ -69,20 +90,24 @@ impl Discovery {
         host: Host,
         watcher: Watcher,
         probes: Probes,
+        wanted: Wanted,
         registry: Arc<Mutex<Registry>>,
         published: Arc<ArcSwap<Vec<LibraryState>>>,
         reports: Arc<Mutex<Reports>>,
     ) -> Self {
+        let Wanted { orders, released } = wanted;
         let own_pid = std::process::id();
         let eyes = registry.lock().ok().map(|registry| registry.eyes());
         Self {
             host,
             watcher,
             probes,
+            orders,
             registry,
             eyes,
             published,
             reports,
+            released,
             libraries: BTreeMap::new(),
             cgroups: BTreeMap::new(),
             next: 0,
@@ -93,13 +118,11 @@ impl Discovery {
     /// Until `stop`. Everything is detached when this returns.
     pub(crate) fn run(mut self, stop: &AtomicBool) {
         let blind = self.watcher.blind.is_some();
-        for library in self.host.configured_libraries().into_iter().flatten() {
-            self.observe(None, &library);
-        }
+        self.observe_own();
         // Watching began when the watcher was opened: nothing that maps a library from here on is missed.
         self.scan();
         let (mut scanned, mut reaped) = (Instant::now(), Instant::now());
-        let mut lost = false;
+        let (mut lost, mut released) = (false, false);
         while !stop.load(Ordering::Relaxed) {
             let happenings = match self.watcher.wait(WAIT) {
                 Ok(happenings) => happenings,
@@ -124,13 +147,21 @@ impl Discovery {
             for pid in mapped {
                 self.examine(pid, true);
             }
+            self.obey();
             // A tenant can make announcements overflow at will: not more often than where there are none.
             if (lost || blind) && scanned.elapsed() >= BLIND_SCAN {
                 self.scan();
                 (lost, scanned) = (false, Instant::now());
             }
-            if reaped.elapsed() >= REAP {
-                self.reap();
+            let asked = self.released.load(Ordering::Relaxed);
+            if released != asked {
+                released = asked;
+                if !released {
+                    self.observe_own();
+                }
+            }
+            if reaped.elapsed() >= if released { RELEASED_REAP } else { REAP } {
+                self.reap(released);
                 reaped = Instant::now();
             }
         }
@@ -240,7 +271,7 @@ impl Discovery {
             watched.mappers.extend(mapper);
             watched.host |= mapper.is_none();
             watched.empty_since = None;
-            watched.state.processes = u32::try_from(watched.mappers.len()).unwrap_or(u32::MAX);
+            watched.count();
         }
         self.publish();
     }
@@ -257,13 +288,15 @@ impl Discovery {
             missing: 0,
             failed: 0,
             processes: 0,
+            pids: Vec::new(),
+            shed: false,
             refused: None,
         };
         let names: Vec<&str> = SYMBOLS.iter().map(|symbol| symbol.name).collect();
         match exports(&library.file, &names) {
             Ok(exports) => {
                 let path = PathBuf::from(format!("/proc/self/fd/{}", library.file.as_raw_fd()));
-                let attached = self.probes.attach(id, &path, &exports.found);
+                let attached = self.probes.attach(id, &path, &exports.found, Group::ALL);
                 state.attached = attached.symbols + attached.twins;
                 state.missing = u32::try_from(exports.missing.len()).unwrap_or(u32::MAX);
                 state.failed =
@@ -293,19 +326,85 @@ impl Discovery {
         Watched { id, state, mappers: BTreeSet::new(), host: false, empty_since: None }
     }
 
-    /// Lets go of files that nobody maps any more.
-    fn reap(&mut self) {
+    /// The host's own libraries, before anybody maps them.
+    fn observe_own(&mut self) {
+        for library in self.host.configured_libraries().into_iter().flatten() {
+            self.observe(None, &library);
+        }
+    }
+
+    /// Sheds and restores what the tick has ordered.
+    fn obey(&mut self) {
+        let orders = self.orders.load_full();
+        let changed: Vec<Key> = self
+            .libraries
+            .iter()
+            .filter(|(key, watched)| watched.state.shed != orders.contains(*key))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in &changed {
+            if orders.contains(key) {
+                if let Some(watched) = self.libraries.get_mut(key) {
+                    warn!(
+                        path = watched.state.path,
+                        "stream-ordered calls are not probed for a while: too many"
+                    );
+                    self.probes.shed(watched.id, Group::Streams);
+                    watched.state.shed = true;
+                }
+            } else {
+                self.restore(*key);
+            }
+        }
+        if !changed.is_empty() {
+            self.publish();
+        }
+    }
+
+    /// Probes a library's stream-ordered calls again. If that fails it is tried again.
+    fn restore(&mut self, key: Key) {
+        let Some(library) = self.reopen(key) else { return };
+        let names: Vec<&str> = SYMBOLS.iter().map(|symbol| symbol.name).collect();
+        let (Some(watched), Ok(exports)) = (self.libraries.get_mut(&key), exports(&library.file, &names))
+        else {
+            return;
+        };
+        let path = PathBuf::from(format!("/proc/self/fd/{}", library.file.as_raw_fd()));
+        let attached = self.probes.attach(watched.id, &path, &exports.found, &[Group::Streams]);
+        if let Some((symbol, error)) = attached.failed.first() {
+            warn!(symbol, error = %chain(error), "stream-ordered calls cannot be probed again yet");
+            self.probes.shed(watched.id, Group::Streams);
+            return;
+        }
+        info!(path = watched.state.path, "stream-ordered calls are probed again");
+        watched.state.shed = false;
+    }
+
+    /// The file of a library, from one who maps it or from this host.
+    fn reopen(&self, key: Key) -> Option<Library> {
+        let same = |library: &Library| (library.device, library.inode) == key;
+        let mapped = self.libraries.get(&key)?.mappers.iter().find_map(|(pid, _)| {
+            let mappings = self.host.mappings(*pid).ok()?.rows;
+            let rows = mappings.iter().filter(|row| row.executable && row.inode == key.1);
+            rows.filter_map(|row| self.host.open_mapped(*pid, row).ok()).find(same)
+        });
+        mapped.or_else(|| self.host.configured_libraries().into_iter().flatten().find(same))
+    }
+
+    /// Lets go of files that nobody maps any more; while the driver is released, at once and of the host's own too.
+    fn reap(&mut self, released: bool) {
         let host = &self.host;
         for watched in self.libraries.values_mut() {
             watched.mappers.retain(|(pid, start)| host.alive(*pid, *start));
-            watched.state.processes = u32::try_from(watched.mappers.len()).unwrap_or(u32::MAX);
-            if watched.mappers.is_empty() && !watched.host {
+            watched.count();
+            if watched.mappers.is_empty() && (released || !watched.host) {
                 watched.empty_since.get_or_insert_with(Instant::now);
             }
         }
         let probes = &mut self.probes;
         self.libraries.retain(|_, watched| {
-            let idle = watched.empty_since.is_some_and(|since| since.elapsed() >= LINGER);
+            let linger = if released { Duration::ZERO } else { LINGER };
+            let idle = watched.empty_since.is_some_and(|since| since.elapsed() >= linger);
             if idle {
                 debug!(path = watched.state.path, "library released");
                 probes.detach(watched.id);

@@ -5,6 +5,7 @@ mod failures;
 mod history;
 mod kills;
 mod roll;
+mod whereabouts;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,7 +18,7 @@ use cotenant_export::otlp::Call;
 use cotenant_host::{Host, KernelLog, Notice, Start};
 use cotenant_kernel::{Reader, Report};
 use cotenant_model::{
-    Culprit, DeviceSample, GpuId, ProcessId, Tenant, WaitClass,
+    Culprit, DeviceSample, GpuId, ProcessId, Tenant,
     blame::{Edge, Share},
     incident::{Incidents, Observation, Rules, Stall, WaitDelta, XidNote},
     kill::{Kill, KillCount},
@@ -25,7 +26,7 @@ use cotenant_model::{
     sample::{GpuRef, KernelSample},
     view::{EventsView, Feature, FeatureState},
     wait::class_of,
-    xid::{PciAddress, Xids},
+    xid::{PciAddress, XidReport, Xids},
 };
 use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
@@ -33,6 +34,7 @@ use tracing::{info, warn};
 use crate::{
     discovery::chain,
     features::feature,
+    limits::Limits,
     registry::Registry,
     reports::Reported,
     stacks::Stacks,
@@ -41,7 +43,9 @@ use crate::{
 use failures::Asks;
 use history::History;
 use kills::Witnesses;
+pub(crate) use kills::told;
 use roll::Roll;
+use whereabouts::Whereabouts;
 
 /// Records of the kernel's log that one tick reads.
 const LOG_RECORDS: usize = 2000;
@@ -59,6 +63,9 @@ pub(crate) struct Tick<'a> {
     pub(crate) reader: Option<&'a Reader>,
     /// The node's only GPU, if it has one.
     pub(crate) only: Option<&'a GpuId>,
+    pub(crate) limits: &'a Limits,
+    /// Faults that others than the kernel's log told since the last tick, with how long ago.
+    pub(crate) faults: Vec<(Duration, XidReport)>,
 }
 
 /// Both clocks at one moment.
@@ -196,16 +203,22 @@ impl Events {
                     }
                 }
                 Report::Slow { gpu, call } => slow.push((*gpu, call)),
+                Report::Fault(fault) => {
+                    let witnesses = &self.witnesses;
+                    self.xids.observe(fault.clone(), &self.places, |pid| witnesses.tenant_of_pid(pid));
+                }
             }
         }
         self.asks.tell(words, tick, &self.roll, clock);
         self.read_log(clock);
+        self.hear(&tick.faults, clock);
         let kills = self.witnesses.settle(tick, sampled_after, clock);
+        let whereabouts = Whereabouts::of(tick);
         let observation = Observation {
             at_unix: clock.unix,
             elapsed,
-            waits: waits(tick, slow.iter().map(|(_, call)| *call)),
-            stalls: stalls(tick, clock),
+            waits: waits(tick, &whereabouts, slow.iter().map(|(_, call)| *call)),
+            stalls: stalls(tick, &whereabouts, clock),
             failures: self.asks.records.drain(clock.unix),
             kills,
             xids: self.fresh_xids(clock),
@@ -247,6 +260,11 @@ impl Events {
                 .map(|(gpu, code, count)| {
                     ((gpu.cloned(), code), (count.count, self.before.unix_of(count.last_ns)))
                 })
+                .collect(),
+            xid_reports: self
+                .xids
+                .reports()
+                .map(|(gpu, code, source, count)| ((gpu.cloned(), code, source), count))
                 .collect(),
             lost: [
                 incidents.losses().incidents,
@@ -294,6 +312,16 @@ impl Events {
         }
     }
 
+    /// What NVML (or a tracepoint) told of the faults that the kernel's log has too, or has not.
+    fn hear(&mut self, faults: &[(Duration, XidReport)], clock: Clock) {
+        for (ago, report) in faults {
+            let ago = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+            let report = XidReport { time_ns: clock.monotonic_ns.saturating_sub(ago), ..report.clone() };
+            let witnesses = &self.witnesses;
+            self.xids.observe(report, &self.places, |pid| witnesses.tenant_of_pid(pid));
+        }
+    }
+
     fn fresh_xids(&mut self, clock: Clock) -> Vec<XidNote> {
         let told = self.told_xid;
         let fresh: Vec<_> =
@@ -321,30 +349,11 @@ fn resolve(tick: &Tick<'_>, process: ProcessId, code: u8) -> Option<GpuId> {
     }
 }
 
-/// GPUs on which a tenant holds anything.
-fn gpus_of(tick: &Tick<'_>, tenant: &Tenant) -> Vec<GpuId> {
-    let mut gpus: Vec<GpuId> = tick
-        .kernel
-        .processes
-        .iter()
-        .filter(|process| tick.tenants.get(&process.id) == Some(tenant))
-        .flat_map(|process| &process.ledger)
-        .filter_map(|row| match &row.gpu {
-            GpuRef::Known(gpu) if row.live > 0 => Some(gpu.clone()),
-            _ => None,
-        })
-        .collect();
-    gpus.sort();
-    gpus.dedup();
-    gpus
-}
-
-/// The API lock is the host's; everything else has a place.
-fn places(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<GpuId> {
-    if class == WaitClass::RmApiLock { Vec::new() } else { gpus_of(tick, victim) }
-}
-
-fn waits<'a>(tick: &'a Tick<'_>, slow: impl Iterator<Item = &'a SlowCall>) -> Vec<WaitDelta> {
+fn waits<'a>(
+    tick: &'a Tick<'_>,
+    whereabouts: &Whereabouts<'_>,
+    slow: impl Iterator<Item = &'a SlowCall>,
+) -> Vec<WaitDelta> {
     let mut longest: BTreeMap<(&Tenant, Option<&Tenant>), u64> = BTreeMap::new();
     for call in slow {
         let Some(victim) = tick.tenants.get(&call.process) else { continue };
@@ -364,32 +373,17 @@ fn waits<'a>(tick: &'a Tick<'_>, slow: impl Iterator<Item = &'a SlowCall>) -> Ve
                 victim: victim.clone(),
                 culprit: culprit.clone(),
                 class: *class,
-                gpus: places(tick, victim, *class),
+                gpus: whereabouts.places(victim, *class),
                 seconds: Duration::from_nanos(share.time_ns).as_secs_f64(),
                 waits: share.waits,
                 longest: longest.get(&(victim, named)).map(|ns| Duration::from_nanos(*ns).as_secs_f64()),
-                stack: if long { stack(tick, victim, *class) } else { Vec::new() },
+                stack: if long { whereabouts.stack(tick.stacks, victim, *class) } else { Vec::new() },
             }
         })
         .collect()
 }
 
-/// Where a tenant's waits of one class have cost it most.
-fn stack(tick: &Tick<'_>, victim: &Tenant, class: WaitClass) -> Vec<String> {
-    let rows = tick
-        .kernel
-        .processes
-        .iter()
-        .filter(|process| tick.tenants.get(&process.id) == Some(victim))
-        .flat_map(|process| &process.waits);
-    rows.filter_map(|row| Some((row.stack?, row.histogram.sum_ns)))
-        .filter(|(stack, _)| tick.stacks.classes().get(stack) == Some(&class))
-        .max_by_key(|(_, time)| *time)
-        .map(|(stack, _)| tick.stacks.symbols(stack).to_vec())
-        .unwrap_or_default()
-}
-
-fn stalls(tick: &Tick<'_>, clock: Clock) -> Vec<Stall> {
+fn stalls(tick: &Tick<'_>, whereabouts: &Whereabouts<'_>, clock: Clock) -> Vec<Stall> {
     let stalls = tick.kernel.stalls.iter();
     stalls
         .filter_map(|row| {
@@ -397,7 +391,7 @@ fn stalls(tick: &Tick<'_>, clock: Clock) -> Vec<Stall> {
             let class = class_of(tick.stacks.classes(), row.stack);
             let holder = row.holder.and_then(|id| tick.tenants.get(&id));
             Some(Stall {
-                gpus: places(tick, &victim, class),
+                gpus: whereabouts.places(&victim, class),
                 victim,
                 class,
                 since_unix: clock.unix - row.blocked_ns as f64 / 1e9,

@@ -16,12 +16,15 @@ use clap::{Args, ValueEnum};
 use cotenant_model::explain::Explanation;
 use serde::Deserialize;
 
-use crate::config::{self, Overrides};
+use crate::{
+    client::{self, Access, ClientError, quoted},
+    config::{self, Overrides},
+};
 
 /// The agent answers from memory.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// 256 incidents with all their evidence are some megabytes.
-const LONGEST: u64 = 64 << 20;
+const LONGEST: usize = 64 << 20;
 const UNASKED: u8 = 1;
 const SENSELESS: u8 = 2;
 
@@ -45,6 +48,8 @@ pub(crate) struct Question {
     /// Configuration file [default: /etc/cotenant/cotenant.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(flatten)]
+    access: Access,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -87,7 +92,9 @@ enum ExplainError {
     #[error(
         "no agent answers on {address}: start one with `cotenant run` (as root), or say where it serves with --address"
     )]
-    Unreachable { address: String, source: Box<ureq::Error> },
+    Unreachable { address: String, source: ClientError },
+    #[error("the agent on {address} does not let this question in: {remedy}")]
+    Unadmitted { address: String, remedy: &'static str },
     #[error("the agent on {address} refused the question: {reason}")]
     Refused { address: String, reason: String },
     #[error("{address} answered with status {status}: is that a cotenant agent, and this version of it?")]
@@ -126,28 +133,23 @@ fn ask(question: &Question) -> Result<(String, String), ExplainError> {
         let config = config::load(&overrides).map_err(ExplainError::Config)?;
         reachable(config.server.listen).to_string()
     };
-    let unreachable = |source: ureq::Error| ExplainError::Unreachable {
-        address: address.clone(),
-        source: Box::new(source),
-    };
-    let agent: ureq::Agent = ureq::Agent::config_builder()
-        .timeout_global(Some(PATIENCE))
-        .http_status_as_error(false)
-        // A proxy of the user's environment knows no loopback.
-        .proxy(None)
-        .build()
-        .into();
-    let mut request = if question.quota {
-        agent.get(format!("http://{address}/api/v1/risk"))
+    let target = if question.quota {
+        "/api/v1/risk".to_owned()
     } else {
-        agent.get(format!("http://{address}/api/v1/incidents")).query("since", &question.since)
+        let mut target = format!("/api/v1/incidents?since={}", quoted(&question.since));
+        if let Some(tenant) = &question.tenant {
+            target = format!("{target}&tenant={}", quoted(tenant));
+        }
+        target
     };
-    if let (Some(tenant), false) = (&question.tenant, question.quota) {
-        request = request.query("tenant", tenant);
+    let told = question
+        .access
+        .get(&address, &target, LONGEST, PATIENCE)
+        .map_err(|source| ExplainError::Unreachable { address: address.clone(), source })?;
+    if let Some(remedy) = told.remedy() {
+        return Err(ExplainError::Unadmitted { address, remedy });
     }
-    let mut response = request.call().map_err(unreachable)?;
-    let status = response.status().as_u16();
-    let text = response.body_mut().with_config().limit(LONGEST).read_to_string().map_err(unreachable)?;
+    let client::Told { status, text } = told;
     match status {
         200 => Ok((address, text)),
         400 => Err(ExplainError::Refused { address, reason: text.trim_end().to_owned() }),

@@ -2,14 +2,19 @@
 //! Refuses work: each command is a module of its own.
 
 mod backtest;
+mod budget;
+mod client;
 mod config;
+mod control;
 mod discovery;
 mod events;
 mod explain;
 mod features;
 mod identify;
+mod kubernetes;
 #[cfg(test)]
 mod layouts;
+mod limits;
 mod node;
 mod paging;
 mod record;
@@ -17,6 +22,7 @@ mod registry;
 mod replay;
 mod reports;
 mod restraint;
+mod rights;
 mod run;
 mod serve;
 mod stacks;
@@ -48,6 +54,10 @@ enum Command {
     Replay(replay::Options),
     /// Score forecasts on recordings, beside the rules people alert on today.
     Backtest(backtest::Options),
+    /// Let go of the GPU driver (NVML, every /dev/nvidia* handle), so that it can be replaced; allocations are counted on.
+    Release(control::ReleaseOptions),
+    /// Take up NVML again after a release.
+    Resume(control::ResumeOptions),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -71,9 +81,11 @@ fn main() -> ExitCode {
         Command::Record(options) => record::record(&options),
         Command::Replay(options) => replay::replay(&options),
         Command::Backtest(options) => backtest::backtest(&options),
-        Command::Config { command: ConfigCommand::Check { file } } => {
-            config::read(&file).map(|_| println!("{}: ok", file.display()))
-        }
+        Command::Release(options) => control::run(&control::Ask::Release(&options)),
+        Command::Resume(options) => control::run(&control::Ask::Resume(&options)),
+        Command::Config { command: ConfigCommand::Check { file } } => config::read(&file)
+            .and_then(|config| serve::Gate::check(&config.server.web_config))
+            .map(|()| println!("{}: ok", file.display())),
         Command::Config { command: ConfigCommand::Default } => {
             print!("{}", config::COMMENTED);
             Ok(())

@@ -11,28 +11,37 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use cotenant_device::{Condition, Device};
-use cotenant_export::{Guard, Limits};
-use cotenant_host::Host;
+use cotenant_device::{Condition, Device, Rung};
+use cotenant_export::Guard;
+use cotenant_host::{Host, Listing};
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Names, Node, Tenant,
+    Absence, DeviceSample, GpuId, Names, Node, Step, Tenant,
+    grant::{Book, GrantsView},
+    idle::Idle,
     risk::{Forecaster, Moment},
     sample::{KernelSample, LibraryState},
+    sharing::Sharers,
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
+    xid::{XidDetail, XidGpu, XidReport, XidSource},
 };
 use tracing::warn;
 
 use crate::{
-    config::Config,
+    budget::{Budget, Key},
+    config::{Config, Tenants},
+    control::Release,
     discovery::chain,
     events::{Events, Tick},
-    features::feature,
+    features::{feature, hearing},
+    kubernetes::{Kubernetes, grants_feature, sources},
+    limits::Limits,
     paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
+    serve::Gate,
     stacks::Stacks,
 };
 
@@ -41,13 +50,22 @@ const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
 pub(crate) struct Ticker {
     pub(crate) host: Host,
     pub(crate) reader: Option<Reader>,
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<Arc<Device>>,
+    pub(crate) release: Arc<Release>,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
+    pub(crate) kubernetes: Kubernetes,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
+    pub(crate) limits: Limits,
     pub(crate) pushes: Account,
     pub(crate) libraries: Arc<ArcSwap<Vec<LibraryState>>>,
+    pub(crate) budget: Budget,
+    /// What the budget wants of the one who attaches probes.
+    pub(crate) orders: Arc<ArcSwap<BTreeSet<Key>>>,
+    /// Seconds that the probes of one call cost it.
+    pub(crate) pair: Option<f64>,
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
@@ -65,6 +83,11 @@ struct State {
     /// The tenants of NVML's PIDs, and the poll they belong to.
     listed: (Option<Duration>, BTreeMap<u32, Tenant>),
     restraint: Restraint,
+    sharers: Sharers,
+    book: Book,
+    idle: Idle,
+    /// When the last tick was.
+    past: Duration,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
 }
@@ -74,16 +97,20 @@ impl Ticker {
         let mut state = State {
             node: Node::default(),
             forecaster: Forecaster::default(),
-            guard: Guard::new(Limits { max_tenants: config.tenants.max }),
+            guard: Guard::new(cotenant_export::Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
             listed: (None, BTreeMap::new()),
             restraint: Restraint::default(),
+            sharers: Sharers::default(),
+            book: Book::default(),
+            idle: Idle::default(),
+            past: self.started.elapsed(),
             holders: (Duration::ZERO, Vec::new()),
         };
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
-            let view = self.tick(&mut state, config.tenants.retention);
+            let view = self.tick(&mut state, &config.tenants);
             self.published.store(Some(Arc::new(view)));
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
@@ -91,15 +118,16 @@ impl Ticker {
         self.events.farewell();
     }
 
-    fn tick(&mut self, state: &mut State, retention: Duration) -> View {
+    fn tick(&mut self, state: &mut State, tenants: &Tenants) -> View {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
-            Device::latest,
+            |device| device.latest(),
         );
         let mut kernel = self.read(state, &device);
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
+        self.economise(&mut kernel);
         self.stacks.learn(std::mem::take(&mut kernel.stacks));
         let now = self.started.elapsed();
         let pids: BTreeSet<u32> = device
@@ -110,16 +138,20 @@ impl Ticker {
                 listed.chain(gpu.process_utilization.iter().flatten().map(|process| process.pid))
             })
             .collect();
-        let resolved =
-            self.registry.lock().map(|mut registry| registry.resolve(&kernel.processes, &pids)).ok();
-        let Resolved { by_process, by_pid } = resolved.unwrap_or_default();
+        let listed = device.gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten());
+        let servers = listed.filter(|process| process.mps_server).map(|process| process.pid).collect();
+        let resolved = self
+            .registry
+            .lock()
+            .map(|mut registry| (registry.resolve(&kernel.processes, &pids, &servers), registry.granted()));
+        let (Resolved { by_process, by_pid }, granted) = resolved.unwrap_or_default();
         // NVML's PIDs are whose they were at its poll: one that is reused since is somebody else's.
         if state.listed.0 != Some(device.taken) {
             state.listed = (Some(device.taken), by_pid);
         }
         let (by_process, by_pid) = (&by_process, &state.listed.1);
         let names = Names { by_process, by_pid, classes: self.stacks.classes() };
-        let step = state.node.advance(&kernel, &device, names, now, retention);
+        let mut step = state.node.advance(&kernel, &device, names, now, tenants.retention);
         if let Some(device) = &self.device {
             device.hold_back(state.restraint.weigh(&Tenant::agent(), &step.fresh_blame, now));
         }
@@ -129,6 +161,14 @@ impl Ticker {
             [only] => Some(only),
             _ => None,
         };
+        let sharing =
+            state.sharers.advance(&device, |process| by_pid.get(&process.pid).cloned(), &granted, now);
+        for gpu in &mut step.gpus {
+            gpu.sharing = sharing.get(&gpu.sample.id).copied().unwrap_or(gpu.sharing);
+        }
+        self.limits.advance(&kernel, &device, (self.reader.as_ref(), only), now);
+        self.limits.publish(by_process, &mut step.tenants);
+        let faults = self.device.as_deref().map(faults).unwrap_or_default();
         let mut events = self.events.observe(&Tick {
             kernel: &kernel,
             device: &device,
@@ -138,8 +178,10 @@ impl Ticker {
             stacks: &self.stacks,
             reader: self.reader.as_ref(),
             only,
+            limits: &self.limits,
+            faults,
         });
-        events.lost += unfetched;
+        events.lost += unfetched + self.device.as_deref().map_or(0, Device::faults_dropped);
         if let Some(reader) = &mut self.reader
             && let Err(error) = reader.retire(&step.retired)
         {
@@ -148,6 +190,10 @@ impl Ticker {
         if let Ok(mut registry) = self.registry.lock() {
             registry.forget(&step.retired);
         }
+        let listing = self.registry.lock().ok().and_then(|registry| registry.listing());
+        let grants = self.grants(state, listing.as_deref(), &step, &device, now);
+        let calls = self.reader.as_ref().map(|_| kernel.processes.as_slice());
+        let holders = state.idle.advance(calls, &device, &state.listed.1, now, tenants.idle_after);
         let moment = Moment::of(&step, now, device.taken);
         self.tap.pass(&state.forecaster, &moment);
         let risk = state.forecaster.advance(&moment);
@@ -159,12 +205,32 @@ impl Ticker {
             blame: step.blame,
             events,
             risk,
+            grants,
+            holders,
             agent: self.agent(kernel, &device, now, state.cost),
         };
+        view.agent.features.push(grants_feature(self.kubernetes.enabled, listing.as_deref()));
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
         view
+    }
+
+    fn grants(
+        &self,
+        state: &mut State,
+        listing: Option<&Listing>,
+        step: &Step,
+        device: &DeviceSample,
+        now: Duration,
+    ) -> GrantsView {
+        let elapsed = now.saturating_sub(state.past);
+        state.past = now;
+        let Some(listing) = listing else { return GrantsView::default() };
+        let facts = listing.facts(&self.kubernetes.resources);
+        let library = device.library.as_ref().map(|_| ()).map_err(|reason| *reason);
+        let grants = state.book.advance(facts, &step.tenants, &step.gpus, library, elapsed);
+        GrantsView { unread_ids: listing.unread_ids, sources: sources(listing), ..grants }
     }
 
     /// Asked only while a GPU has memory in use and NVML lists nobody, and seldom: it walks the host's descriptors.
@@ -187,6 +253,24 @@ impl Ticker {
                 .collect();
         }
         known.clone()
+    }
+
+    /// Keeps what probes cost within the budget, and marks whose figures suffer.
+    fn economise(&mut self, kernel: &mut KernelSample) {
+        let libraries = self.libraries.load_full();
+        let orders = self.budget.weigh(kernel, &libraries, self.started.elapsed());
+        if let Some(reader) = &mut self.reader {
+            let spared = orders.untimed.map_or(Ok(()), |untimed| reader.spare(&untimed));
+            let written =
+                if orders.write_off.is_empty() { Ok(()) } else { reader.write_off(&orders.write_off) };
+            let told = orders.shedding.map_or(Ok(()), |expected| reader.expect_shedding(expected));
+            if let Err(error) = spared.and(written).and(told) {
+                warn!(error = %chain(&error), "the budget of the probes could not be kept");
+            }
+        }
+        if **self.orders.load() != orders.shed {
+            self.orders.store(Arc::new(orders.shed));
+        }
     }
 
     fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
@@ -223,13 +307,20 @@ impl Ticker {
             }
         }
         let mut features = self.features.clone();
-        features.push(self.nvml_feature(device));
+        features.extend([self.nvml_feature(device), self.gate.feature()]);
+        let libraries = self.libraries.load_full();
+        if self.reader.is_some() {
+            features.push(self.budget.feature(&libraries));
+        }
+        features.push(hearing(self.device.as_deref().map(Device::hearing)));
         AgentView {
             version: env!("CARGO_PKG_VERSION"),
             losses: kernel.losses,
             notes: kernel.notes,
             maps: kernel.maps,
-            libraries: self.libraries.load().as_ref().clone(),
+            probes_shed: libraries.iter().filter(|library| library.shed).count() as u64,
+            processes_untimed: self.budget.untimed_count(),
+            libraries: libraries.as_ref().clone(),
             features,
             nvml: device.library.clone(),
             nvml_age_seconds: device.library.is_ok().then(|| now.saturating_sub(device.taken).as_secs_f64()),
@@ -241,7 +332,7 @@ impl Ticker {
             tenants_folded: 0,
             blame_folded: 0,
             holder_candidates: Vec::new(),
-            probe_cost_seconds: None,
+            probe_cost_seconds: self.pair,
             otlp: self.events.voice.view(),
             alert_pushes: self.pushes.view(),
         }
@@ -251,6 +342,9 @@ impl Ticker {
         let Some(live) = &self.device else {
             return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
         };
+        if let Some(reason) = self.release.reason() {
+            return feature("nvml", FeatureState::Disabled, reason);
+        }
         let Err(reason) = device.library else {
             return feature("nvml", FeatureState::Active, String::new());
         };
@@ -271,4 +365,15 @@ impl Ticker {
         };
         feature("nvml", state, format!("{}: {remedy}", reason.as_str()))
     }
+}
+
+/// What NVML told of faults since the last tick, with how long ago.
+fn faults(device: &Device) -> Vec<(Duration, XidReport)> {
+    let report = |rung: Rung| {
+        let detail = XidDetail { gpu_instance: rung.alarm.gpu_instance, ..XidDetail::default() };
+        let gpu = XidGpu::Id(rung.alarm.gpu);
+        let report = XidReport { source: XidSource::Nvml, time_ns: 0, gpu, code: rung.alarm.code, detail };
+        (rung.at.elapsed(), report)
+    };
+    device.faults().into_iter().map(report).collect()
 }

@@ -16,12 +16,12 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use http_body_util::{BodyExt, Empty};
-use hyper::{Request, body::Bytes, client::conn::http1};
-use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, time::Instant};
+use http_body_util::BodyExt;
+use tokio::time::Instant;
 
 pub(crate) use tap::Tap;
+
+use crate::client::{Access, Told};
 
 /// At the end, the block that the agent is filling is waited for: ten moments. A second interrupt ends at once.
 const LAST: Duration = Duration::from_secs(15);
@@ -38,6 +38,8 @@ pub(crate) struct Options {
     /// Address of the agent
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9468")]
     from: SocketAddr,
+    #[command(flatten)]
+    access: Access,
 }
 
 pub(crate) fn record(options: &Options) -> Result<()> {
@@ -53,19 +55,14 @@ pub(crate) fn record(options: &Options) -> Result<()> {
 /// Copies blocks until the time is over; gives how many there were.
 async fn stream(options: &Options, mut file: File) -> Result<u64> {
     let from = options.from;
-    let connection = TcpStream::connect(from).await.with_context(|| {
+    let answer = options.access.ask(&from.to_string(), PATH).await.with_context(|| {
         format!("no agent answers at {from}: start one with cotenant run, or name its address")
     })?;
-    let (mut sender, driver) =
-        http1::handshake(TokioIo::new(connection)).await.context("the agent speaks no HTTP")?;
-    tokio::spawn(driver);
-    let request = Request::get(PATH)
-        .header(hyper::header::HOST, from.to_string())
-        .body(Empty::<Bytes>::new())
-        .context("a request")?;
-    let answer = sender.send_request(request).await.context("the agent does not answer")?;
     if !answer.status().is_success() {
-        bail!("the agent at {from} refuses to record: {}; is it of this version?", answer.status());
+        let status = answer.status();
+        let told = Told { status: status.as_u16(), text: String::new() };
+        let remedy = told.remedy().unwrap_or("is it of this version, and in plain HTTP (else give --ca)?");
+        bail!("the agent at {from} refuses to record: {status}; {remedy}");
     }
     let mut body = answer.into_body();
     let end = options.duration.map(|duration| Instant::now() + duration);

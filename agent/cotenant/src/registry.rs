@@ -5,18 +5,19 @@ mod eyes;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use cotenant_host::{Host, HostNames, Kubelet, KubeletConfig};
+use cotenant_host::{Host, HostNames, Kubelet, Listing};
 use cotenant_model::{
-    ProcessId, Tenant, TenantKind,
+    GpuId, ProcessId, Tenant, TenantKind,
     sample::{Confidence, ProcessSample, Waker},
+    sharing::{Granted, granted},
 };
 pub(crate) use eyes::{Eyes, Sight};
-use tracing::warn;
 
-use crate::discovery::chain;
+use crate::{kubernetes::Kubernetes, rights::Confinement};
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
@@ -58,14 +59,9 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// Before any other thread is started that reads cgroups: those that come after see what this one sees.
-    pub(crate) fn new(host: Host) -> Self {
+    pub(crate) fn new(host: Host, kubernetes: &Kubernetes, confinement: Confinement) -> Self {
         let view = host.enter_cgroups();
-        let config = KubeletConfig::of(&host);
-        let kubelet = Kubelet::spawn(host.clone(), config)
-            .inspect_err(
-                |error| warn!(error = %chain(error), "kubelet is not asked; pods are named by files only"),
-            )
-            .ok();
+        let kubelet = kubernetes.ask(&host, confinement);
         let names = HostNames::new(host.clone());
         let names = match &kubelet {
             Some(kubelet) => names.with(kubelet),
@@ -87,6 +83,11 @@ impl Registry {
             dead_pids: VecDeque::new(),
             dead_processes: VecDeque::new(),
         }
+    }
+
+    /// What kubelet and the runtime said last; `None` while nobody asks them.
+    pub(crate) fn listing(&self) -> Option<Arc<Listing>> {
+        self.kubelet.as_ref().map(Kubelet::latest)
     }
 
     /// To look with while the registry is not locked.
@@ -216,8 +217,14 @@ impl Registry {
         }
     }
 
-    /// The tenants of these processes, of whoever they waited for, and of these PIDs.
-    pub(crate) fn resolve(&mut self, processes: &[ProcessSample], pids: &BTreeSet<u32>) -> Resolved {
+    /// The tenants of these processes, of whoever they waited for, and of these PIDs. `servers`: PIDs that NVML's lists show
+    /// to be MPS servers. Whoever started one, what it does it does for its clients.
+    pub(crate) fn resolve(
+        &mut self,
+        processes: &[ProcessSample],
+        pids: &BTreeSet<u32>,
+        servers: &BTreeSet<u32>,
+    ) -> Resolved {
         for process in processes {
             if !self.by_process.contains_key(&process.id) {
                 // An ended process's PID may be somebody else's by now.
@@ -232,6 +239,11 @@ impl Registry {
             }
         }
         self.name_the_nameless();
+        for process in processes.iter().filter(|process| process.ended.is_none()) {
+            if servers.contains(&process.tgid) {
+                self.by_process.insert(process.id, Tenant::mps_server());
+            }
+        }
         let wakers = processes.iter().flat_map(|process| &process.blame).filter_map(|row| match row.waker {
             Waker::Process(id) => Some(id),
             _ => None,
@@ -242,7 +254,13 @@ impl Registry {
             .chain(wakers)
             .filter_map(|id| Some((id, self.by_process.get(&id)?.clone())))
             .collect();
-        let by_pid = pids.iter().map(|pid| (*pid, self.tenant(*pid))).collect();
+        let by_pid = pids
+            .iter()
+            .map(|pid| {
+                let server = servers.contains(pid);
+                (*pid, if server { Tenant::mps_server() } else { self.tenant(*pid) })
+            })
+            .collect();
         Resolved { by_process, by_pid }
     }
 
@@ -265,6 +283,11 @@ impl Registry {
                 self.nameless.remove(&id);
             }
         }
+    }
+
+    /// How the kubelet granted each GPU, where there is one.
+    pub(crate) fn granted(&self) -> BTreeMap<GpuId, Granted> {
+        self.kubelet.as_ref().map(|kubelet| granted(&kubelet.latest().grants)).unwrap_or_default()
     }
 
     /// Processes that the kernel side has let go of.

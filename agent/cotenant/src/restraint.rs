@@ -1,7 +1,8 @@
 //! Owns how often NVML may be asked, given what its tenants pay for it: a thousandth of what they wait for altogether.
 //! Refuses to guess the price: it is the blame that falls on the agent itself.
 //!
-//! NVML's process queries take the driver's locks. On an H200 a poll cost each process that allocated all the time 2.5 to 8 ms of waiting.
+//! NVML's process queries take the driver's locks. On an H200 a poll cost each process that allocated all the time 2.5 to 8 ms of
+//! waiting.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,25 +19,28 @@ const NOTHING: f64 = 0.001;
 const MEMORY: Duration = Duration::from_mins(5);
 /// Between two changes: a poll or two must show what the last one did.
 const PAUSE: Duration = Duration::from_secs(15);
-const MOST: u32 = 64;
+/// Polls of memory then come 32 intervals apart; see `Device::hold_back`.
+const MOST: u32 = 128;
+/// Of the first step: what waits for the agent at all waits for several calls of each poll.
+const FIRST: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) struct Restraint {
     own: f64,
     all: f64,
-    intervals: u32,
+    times: u32,
     weighed: Duration,
     changed: Duration,
 }
 
 impl Default for Restraint {
     fn default() -> Self {
-        Self { own: 0.0, all: 0.0, intervals: 1, weighed: Duration::ZERO, changed: Duration::ZERO }
+        Self { own: 0.0, all: 0.0, times: 1, weighed: Duration::ZERO, changed: Duration::ZERO }
     }
 }
 
 impl Restraint {
-    /// How many intervals apart polls should be, after another tick's blame.
+    /// How many times as seldom as declared NVML should be asked, after another tick's blame.
     pub(crate) fn weigh(&mut self, agent: &Tenant, blame: &BTreeMap<Edge, Share>, now: Duration) -> u32 {
         let kept = (-now.saturating_sub(self.weighed).as_secs_f64() / MEMORY.as_secs_f64()).exp();
         self.weighed = now;
@@ -55,13 +59,13 @@ impl Restraint {
         // Slower to ask more often again than to ask less: forgetting alone must not make it swing.
         let pause = if dear { PAUSE } else { PAUSE * 8 };
         if now.saturating_sub(self.changed) >= pause && (dear || cheap) {
-            let next = if dear { self.intervals * 2 } else { self.intervals / 2 }.clamp(1, MOST);
-            if next != self.intervals {
+            let next = if dear { (self.times * 2).max(FIRST) } else { self.times / 2 }.clamp(1, MOST);
+            if next != self.times {
                 self.changed = now;
             }
-            self.intervals = next;
+            self.times = next;
         }
-        self.intervals
+        self.times
     }
 }
 

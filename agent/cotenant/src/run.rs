@@ -2,6 +2,8 @@
 //! Refuses to stop for one missing facility, and to leave anything attached.
 
 use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -13,27 +15,32 @@ use std::{
 use anyhow::{Context, Result};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
-use cotenant_host::Host;
+use cotenant_host::{Host, Rights};
 use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
-use cotenant_model::view::Feature;
+use cotenant_model::view::{Feature, FeatureState};
 use tokio::{
     net::TcpListener,
+    runtime::Runtime,
     signal::unix::{SignalKind, signal},
 };
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    budget::{self, Budget},
     config::{Config, LogFormat, simulated},
-    discovery::{Discovery, chain},
+    control::{Door, Release, Signals},
+    discovery::{Discovery, Wanted, chain},
     events::{Events, Story, open_log},
     features,
+    limits::Limits,
     node::Ticker,
     paging::Paging,
     record::Tap,
     registry::Registry,
     reports::Reports,
-    serve::{Shared, router},
+    rights::{self, Confinement, Work},
+    serve::{Gate, Shared, router, serve},
     stacks::Stacks,
     telemetry::Telemetry,
 };
@@ -45,49 +52,37 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     log(config)?;
     let classes = config.waits.classes()?;
     let started = Instant::now();
-    let host = Host::at(&config.agent.root);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("cannot start the HTTP threads")?;
+    let gate = Arc::new(Gate::new(&config.server.web_config, config.server.listen)?);
+    let host = config.kubernetes.host(Host::at(&config.agent.root));
+    let held = host.rights();
+    let (confinement, dropped) = Confinement::begin(config.agent.drop_privileges, &held);
+    let runtime = runtime(confinement)?;
+    let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
-    let listener = runtime.block_on(TcpListener::bind(config.server.listen)).with_context(|| {
-        format!("cannot listen on {}: is another agent running? set server.listen", config.server.listen)
-    })?;
-    let (facts, mut features) = features::facts(&host);
-    let choices = Choices {
-        syscall_tracepoint: config.kernel.syscall_tracepoint,
-        waits: config.waits.enabled,
-        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
-    };
-    let plan = decide(&facts, choices);
-    let kernel = match start(&plan, sizes(config), std::process::id()) {
-        Ok(kernel) => {
-            features.extend(features::kernel(&plan, &kernel));
-            Some(kernel)
-        }
-        Err(error) => {
-            warn!(error = %chain(&error), "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&chain(&error)));
-            None
-        }
-    };
+    let listener = bind(&runtime, config.server.listen)?;
+    let (kernel, pair, mut features) = load(config, &host, &held);
+    features.extend(rights::features(&held).into_iter().chain([dropped]));
     let namespace = features::pid_namespace(&host);
-    let device = nvml(config, namespace.state == cotenant_model::view::FeatureState::Active, started);
+    let sees_pids = namespace.state == FeatureState::Active;
+    let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
+    let release = Arc::new(Release::new(device.clone()));
+    let (door, door_state) = runtime.block_on(async { Door::open(&config.agent.control) });
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature]);
+    features.extend([namespace, log_feature, door_state, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
-    let telemetry = Telemetry::start(config, &published);
+    let telemetry = confinement.outside(|| Telemetry::start(config, &published))?;
     features.extend([telemetry.feature.clone(), Paging::feature(config)]);
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Arc::new(Mutex::new(Registry::new(host.clone())));
+    let registry = Registry::new(host.clone(), &config.kubernetes, confinement);
+    let registry = Arc::new(Mutex::new(registry));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
     let libraries = Arc::new(ArcSwap::from_pointee(Vec::new()));
+    let orders = Arc::new(ArcSwap::from_pointee(BTreeSet::new()));
+    let (share, shed_for) = (config.kernel.probe_share, config.kernel.shed_for);
     let mut threads = Vec::new();
     let mut reader = None;
     if let Some(Kernel { reader: maps, probes, watcher, .. }) = kernel {
@@ -96,17 +91,19 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             host.clone(),
             watcher,
             probes,
+            Wanted { orders: Arc::clone(&orders), released: Arc::clone(&release.asked) },
             Arc::clone(&registry),
             Arc::clone(&libraries),
             Arc::clone(&reports),
         );
         let stop = Arc::clone(&stop);
-        threads.push(spawn("discovery", move || discovery.run(&stop))?);
+        threads.push(confined(confinement, Work::Attach, "discovery", move || discovery.run(&stop))?);
     }
     let paging = Paging::new(config, &story);
     let ticker = Ticker {
         pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
+        limits: Limits::new(host.clone()),
         events: Events::new(
             &host,
             kernel_log,
@@ -118,37 +115,98 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         host,
         reader,
         device,
+        release: Arc::clone(&release),
+        gate: Arc::clone(&gate),
         registry,
+        kubernetes: config.kubernetes.clone(),
         libraries,
+        budget: Budget::new(budget::Rules { share, shed_for, pair }),
+        orders,
+        pair,
         features,
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
-    {
-        let (config, stop) = (config.clone(), Arc::clone(&stop));
-        threads.push(spawn("tick", move || ticker.run(&config, &stop))?);
-    }
+    let (settings, ending) = (config.clone(), Arc::clone(&stop));
+    threads.push(confined(confinement, Work::Read, "tick", move || ticker.run(&settings, &ending))?);
+    // What is left to this thread is to wait, and to accept connections.
+    confinement.confine(Work::Outside);
+    runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
+    door.map(|door| runtime.spawn(door.hear(release)));
     if let Some(paging) = paging {
         let stop = Arc::clone(&stop);
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let served =
-        runtime.block_on(serve(listener, Shared { published, story, tap, exemplars: telemetry.exemplars() }));
+    let pages = router(Shared { published, story, tap, exemplars: telemetry.exemplars() }, &gate);
+    runtime.spawn(Arc::clone(&gate).keep());
+    let served = runtime.block_on(async {
+        serve(listener, pages, gate, stopping()?, GRACE).await;
+        anyhow::Ok(())
+    });
     info!("stopping");
     stop.store(true, Ordering::Relaxed);
+    join(threads);
+    telemetry.stop();
+    // A connection that a client holds open must not hold the stop up.
+    runtime.shutdown_background();
+    served
+}
+
+/// The threads that answer, which keep no capability.
+fn runtime(confinement: Confinement) -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .on_thread_start(move || confinement.confine(Work::Outside))
+        .enable_all()
+        .build()
+        .context("cannot start the HTTP threads")
+}
+
+fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener> {
+    runtime
+        .block_on(TcpListener::bind(address))
+        .with_context(|| format!("cannot listen on {address}: is another agent running? set server.listen"))
+}
+
+/// The kernel side, as far as this host allows it, what probes cost, and how each part is.
+fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Option<f64>, Vec<Feature>) {
+    let (facts, mut features) = features::facts(host);
+    let traced = features.iter().all(|feature| feature.state == FeatureState::Active);
+    let choices = Choices {
+        syscall_tracepoint: config.kernel.syscall_tracepoint,
+        waits: config.waits.enabled,
+        slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
+    };
+    let plan = decide(&facts, choices);
+    match start(&plan, sizes(config), std::process::id()) {
+        Ok(mut kernel) => {
+            features.extend(features::kernel(&facts, &plan, &kernel, held));
+            if !traced {
+                features::hide(&mut features);
+            }
+            let (pair, cost) = features::probe_cost(host, &mut kernel.probes);
+            features.push(cost);
+            (Some(kernel), pair, features)
+        }
+        Err(error) => {
+            let reason = features::told(&error, held);
+            warn!(error = reason, "no eBPF: allocations are not seen, NVML's figures only");
+            features.extend(features::without_kernel(&reason));
+            (None, None, features)
+        }
+    }
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
         thread.thread().unpark();
         if thread.join().is_err() {
             warn!("a thread ended in panic");
         }
     }
-    telemetry.stop();
-    // A connection that a client holds open must not hold the stop up.
-    runtime.shutdown_background();
-    served.context("the HTTP server failed")
 }
 
 fn sizes(config: &Config) -> MapSizes {
@@ -158,24 +216,18 @@ fn sizes(config: &Config) -> MapSizes {
         threads: kernel.threads,
         pointers: kernel.pointers,
         handles: kernel.handles,
+        ..MapSizes::default()
     }
+    .with_share(kernel.process_share)
 }
 
-/// Answers until it is told to stop.
-async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let (asked, mut stopping) = tokio::sync::watch::channel(());
-    let server = axum::serve(listener, router(shared))
-        .with_graceful_shutdown(async move {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
-            let _ = asked.send(());
-        })
-        .into_future();
-    tokio::select! {
-        ended = server => ended,
-        // A client that has asked half a question must not hold the stop up.
-        () = async { let _ = stopping.changed().await; tokio::time::sleep(GRACE).await } => Ok(()),
-    }
+/// Until somebody asks for a stop.
+fn stopping() -> Result<impl Future<Output = ()>> {
+    let of = |kind| signal(kind).context("SIGTERM and SIGINT cannot be heard");
+    let (mut terminate, mut interrupt) = (of(SignalKind::terminate())?, of(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    })
 }
 
 fn tell(features: &[Feature]) {
@@ -215,6 +267,19 @@ fn nvml(config: &Config, host_pid_namespace: bool, started: Instant) -> Option<D
             None
         }
     }
+}
+
+/// As [`spawn`], with what `work` keeps.
+fn confined(
+    confinement: Confinement,
+    work: Work,
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    spawn(name, move || {
+        confinement.confine(work);
+        body();
+    })
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {

@@ -1,6 +1,14 @@
 //! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/incidents, /api/v1/kills, /api/v1/risk,
-//! /api/v1/recording.
+//! /api/v1/holders, /api/v1/recording.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
+
+mod auth;
+mod gate;
+mod held;
+mod listen;
+mod pace;
+mod tls;
+mod web;
 
 use std::{
     convert::Infallible,
@@ -11,10 +19,11 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     body::Body,
     extract::{Query, State, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -29,8 +38,11 @@ use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+pub(crate) use gate::Gate;
+pub(crate) use listen::serve;
+
 use crate::{
-    events::Story,
+    events::{Story, told},
     record::{self, Tap},
 };
 
@@ -44,9 +56,9 @@ pub(crate) struct Shared {
 }
 
 /// Attribution rests on these; without one of them `/readyz` says no.
-const NEEDED: [&str; 3] = ["allocation_probes", "process_life", "host_pid_namespace"];
+const NEEDED: [&str; 4] = ["allocation_probes", "process_life", "library_access", "host_pid_namespace"];
 
-pub(crate) fn router(shared: Shared) -> Router {
+pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -55,8 +67,10 @@ pub(crate) fn router(shared: Shared) -> Router {
         .route("/api/v1/incidents", get(incidents))
         .route("/api/v1/kills", get(kills))
         .route("/api/v1/risk", get(risk))
+        .route("/api/v1/holders", get(holders))
         .route(record::PATH, get(recording))
         .with_state(shared)
+        .layer(middleware::from_fn_with_state(Arc::clone(gate), gate::admit))
 }
 
 fn not_yet() -> Response {
@@ -77,13 +91,17 @@ async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, head
     }
 }
 
-async fn ready(State(Shared { published, .. }): State<Shared>) -> Response {
+async fn ready(
+    State(Shared { published, .. }): State<Shared>,
+    anonymous: Option<Extension<gate::Anonymous>>,
+) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let bad = |state| !matches!(state, FeatureState::Active | FeatureState::Disabled);
     let ready =
         !view.agent.features.iter().any(|feature| NEEDED.contains(&feature.name) && bad(feature.state));
     let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
-    for feature in view.agent.features.iter().filter(|feature| bad(feature.state)) {
+    let told = view.agent.features.iter().filter(|feature| anonymous.is_none() && bad(feature.state));
+    for feature in told {
         let _ = writeln!(text, "{}: {}: {}", feature.name, feature.state.as_str(), feature.reason);
     }
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -99,6 +117,19 @@ async fn status(State(Shared { published, .. }): State<Shared>) -> Response {
 async fn risk(State(Shared { published, .. }): State<Shared>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     Json(&view.risk).into_response()
+}
+
+/// Processes that hold memory and do nothing, the most bytes first.
+async fn holders(State(Shared { published, .. }): State<Shared>) -> Response {
+    let Some(view) = published.load_full() else { return not_yet() };
+    let rows = view.holders.idle.iter().map(|holder| {
+        json!({
+            "pid": holder.pid, "tenant": holder.tenant.name, "container": holder.tenant.container,
+            "gpu": holder.gpu.as_str(), "bytes": holder.bytes, "idle_seconds": holder.idle_seconds,
+        })
+    });
+    let rows: Vec<Value> = rows.collect();
+    Json(json!({ "idle_after_seconds": view.holders.after_seconds, "holders": rows })).into_response()
 }
 
 /// A recording, for as long as the reader reads.
@@ -137,7 +168,7 @@ fn wanted(which: Result<Query<Which>, QueryRejection>) -> Result<(Option<f64>, O
 }
 
 async fn incidents(
-    State(Shared { story, .. }): State<Shared>,
+    State(Shared { story, published, .. }): State<Shared>,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Response {
     let (since, tenant) = match wanted(which) {
@@ -149,7 +180,11 @@ async fn incidents(
     };
     let list = story.incidents.list(since, tenant.as_deref());
     drop(story);
-    let explained: Vec<Explained> = list.into_iter().map(Explained::from).collect();
+    let view = published.load_full();
+    let gpus = view.iter().flat_map(|view| &view.gpus);
+    let sharing = gpus.map(|gpu| (gpu.sample.id.clone(), gpu.sharing)).collect();
+    let explained: Vec<Explained> =
+        list.into_iter().map(|incident| Explained::told(incident, &sharing)).collect();
     Json(json!({ "incidents": explained })).into_response()
 }
 
@@ -191,6 +226,7 @@ fn kill_json(at: f64, kill: &Kill) -> Value {
             })).collect::<Vec<_>>(),
             "on_unknown_gpu": held.elsewhere,
             "host_pinned": held.pinned,
+            "last_calls": held.last_calls.iter().map(|call| told(call, kill)).collect::<Vec<_>>(),
             "neighbours": held.neighbours.iter().map(|(gpu, tenant)| json!({
                 "gpu": gpu.as_str(), "tenant": tenant.name,
             })).collect::<Vec<_>>(),
@@ -213,6 +249,17 @@ fn describe(view: &View) -> Value {
         },
         "gpus": view.gpus.iter().map(|gpu| json!({
             "id": gpu.sample.id.as_str(), "name": gpu.sample.name, "pci": gpu.sample.pci,
+            "parent": gpu.sample.parent.as_ref().map(cotenant_model::GpuId::as_str),
+            "compute_mode": gpu.sample.compute_mode.map_or_else(
+                |reason| json!({ "absent": reason.as_str() }),
+                |mode| json!(mode.as_str()),
+            ),
+            "sharing": {
+                "mode": gpu.sharing.mode.as_str(),
+                "basis": gpu.sharing.basis.as_str(),
+                "tenants": gpu.sharing.tenants,
+            },
+            "ages": gpu.figure_ages,
         })).collect::<Vec<_>>(),
         "libraries": agent.libraries.iter().map(|library| json!({
             "path": library.path, "device": library.device, "inode": library.inode,

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 /// Process queries take the driver's API lock and every GPU lock, so polling joins the queue it measures.
 pub const MIN_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -60,16 +63,23 @@ pub struct ProcessCheck {
 }
 
 impl ProcessCheck {
-    /// The running kernel's `/proc`.
+    /// The running kernel's processes. Whether one exists is asked of the kernel and not of `/proc`, which may be mounted
+    /// with `hidepid` and hides others' processes from a thread without capabilities.
     pub fn live() -> Self {
         Self {
-            exists: Arc::new(|pid| std::fs::exists(format!("/proc/{pid}")).unwrap_or(false)),
+            exists: Arc::new(exists),
             command: Arc::new(|pid| {
                 let comm = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
                 Some(String::from_utf8_lossy(comm.trim_ascii_end()).into_owned())
             }),
         }
     }
+}
+
+/// "May not be signalled" is an existing process too.
+fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
 }
 
 impl fmt::Debug for ProcessCheck {
@@ -81,6 +91,14 @@ impl fmt::Debug for ProcessCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_cannot_be_signalled_exists_all_the_same() {
+        assert!(exists(std::process::id()) && exists(1));
+        for nobody in [0, u32::MAX, 4_194_304] {
+            assert!(!exists(nobody), "{nobody}");
+        }
+    }
 
     #[test]
     fn c47_interval_has_a_floor() {

@@ -1,12 +1,36 @@
 //! Owns the few questions that are asked of NVML, and the faults it answers with.
 //! Refuses policy: fallbacks, merging, timing and retries are the poll's.
 
-use cotenant_model::{Absence, device::LibraryFacts};
+use std::time::Duration;
+
+use cotenant_model::{
+    Absence, GpuId,
+    device::{ComputeMode, LibraryFacts},
+};
 
 pub type Answer<T> = Result<T, Fault>;
 
 /// Loads and initialises the library. Runs on the polling thread, as often as needed.
 pub type Opener = Box<dyn Fn() -> Answer<Box<dyn Nvml>> + Send>;
+
+/// Opens the library for its events. Runs on the listening thread, as often as needed.
+pub type Bell = Box<dyn Fn() -> Answer<Box<dyn Alarms>> + Send>;
+
+/// A fault (Xid) that NVML tells of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alarm {
+    pub gpu: GpuId,
+    pub code: u32,
+    pub gpu_instance: Option<u32>,
+}
+
+/// An NVML opened for its events. Dropping it frees the set and lets the library go.
+pub trait Alarms: Send {
+    /// GPUs that tell of their faults.
+    fn watched(&self) -> usize;
+    /// The next fault, or none within `at_most`.
+    fn wait(&mut self, at_most: Duration) -> Answer<Option<Alarm>>;
+}
 
 /// A GPU or a MIG instance within one opened library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +49,7 @@ pub trait Nvml {
     /// Percent of time: kernels running, memory being read or written.
     fn utilization(&self, device: Handle) -> Answer<(u32, u32)>;
     fn figure(&self, device: Handle, figure: Figure) -> Answer<u64>;
+    fn compute_mode(&self, device: Handle) -> Answer<ComputeMode>;
     fn mig_enabled(&self, device: Handle) -> Answer<bool>;
     /// How many slots there can be, not how many are taken.
     fn mig_slots(&self, device: Handle) -> Answer<u32>;

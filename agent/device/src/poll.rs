@@ -1,20 +1,21 @@
 //! Owns one poll: which questions are asked of which GPU, in which order, with which fallbacks.
 //! Refuses time: deadlines, intervals and opening anew belong to the supervisor.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+mod figures;
 
-use cotenant_model::device::{DeviceMemory, ProcessUtilization};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use cotenant_model::device::{DeviceMemory, LibraryFacts};
 use cotenant_model::{Absence, GpuId, GpuProcess, GpuSample, Reading};
 
+use crate::cadence::{Cadence, Paced, Spent, Terms};
 use crate::config::NvmlConfig;
 use crate::desk::Desk;
-use crate::nvml::{Answer, Fault, Figure, Handle, List, ListVersion, MemoryRow, MemoryVersion, Nvml, Text};
+use crate::nvml::{Answer, Fault, Handle, List, ListVersion, MemoryRow, MemoryVersion, Nvml, Text};
 use crate::processes::{self, NOT_AVAILABLE};
 use crate::state::Outcome;
 
-/// Each `PCIe` figure blocks for 20 ms in the driver.
-const PCIE_EVERY: u64 = 6;
 /// More GPUs or MIG slots than this are not believed.
 const MAX_GPUS: u32 = 256;
 const MAX_SLOTS: u32 = 64;
@@ -22,12 +23,42 @@ const MAX_SLOTS: u32 = 64;
 /// What one poll leaves for the next.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    polls: u64,
     /// What has answered once, by function and GPU: a refusal after that means the handles went bad.
     answered: BTreeSet<(&'static str, u32)>,
     /// NVML's time of the newest utilisation sample seen.
     seen: BTreeMap<GpuId, u64>,
-    pcie: BTreeMap<GpuId, (Reading<f64>, Reading<f64>)>,
+    facts: Option<LibraryFacts>,
+    /// The GPUs of the library as it is open now, by index.
+    places: BTreeMap<u32, Place>,
+    /// Each GPU as the last poll that came through left it: what is not due is taken from here.
+    last: BTreeMap<GpuId, GpuSample>,
+    listed: BTreeMap<GpuId, Listed>,
+    cadence: Cadence,
+}
+
+impl Memory {
+    /// The library was opened anew: no handle of before is good.
+    pub(crate) fn opened(&mut self) {
+        self.facts = None;
+        self.places.clear();
+    }
+}
+
+/// What is where.
+#[derive(Clone, Debug)]
+struct Place {
+    device: Handle,
+    id: GpuId,
+}
+
+/// What the lists of one GPU were.
+#[derive(Debug, Default)]
+struct Listed {
+    compute: BTreeSet<u32>,
+    /// Lists that nobody was in, or that there are not.
+    empty: BTreeSet<Paced>,
+    /// Processes that were found to be MPS servers.
+    servers: BTreeSet<u32>,
 }
 
 /// Key of `answered` for questions to the library itself.
@@ -38,10 +69,11 @@ pub(crate) fn poll(
     desk: &Desk,
     config: &NvmlConfig,
     memory: &mut Memory,
+    held_back: u32,
 ) -> (Outcome, Duration) {
-    memory.polls += 1;
-    let mut round =
-        Round { nvml, desk, config, memory, inside: Duration::ZERO, trouble: None, abandoned: false };
+    let terms = Terms { interval: config.effective_interval(), held_back };
+    let inside = Duration::ZERO;
+    let mut round = Round { nvml, desk, config, memory, terms, inside, trouble: None, abandoned: false };
     round.run();
     let outcome = match (round.abandoned, round.trouble) {
         (true, _) => Outcome::Abandoned,
@@ -51,37 +83,12 @@ pub(crate) fn poll(
     (outcome, round.inside)
 }
 
-/// A sample with nothing read.
-pub(crate) fn blank(id: GpuId, index: u32, reason: Absence) -> GpuSample {
-    GpuSample {
-        id,
-        index,
-        name: String::new(),
-        pci: String::new(),
-        parent: None,
-        memory: Err(reason),
-        processes: Err(reason),
-        process_utilization: Err(reason),
-        utilization: Err(reason),
-        memory_bandwidth_utilization: Err(reason),
-        power_watts: Err(reason),
-        energy_joules: Err(reason),
-        temperature_celsius: Err(reason),
-        pcie_transmit_bytes_per_second: Err(reason),
-        pcie_receive_bytes_per_second: Err(reason),
-        clocks_event_reasons: Err(reason),
-        ecc_corrected: Err(reason),
-        ecc_uncorrected: Err(reason),
-        mig_enabled: Err(reason),
-    }
-}
-
 /// The same GPU with every figure replaced by `reason`.
 pub(crate) fn forget(gpu: &GpuSample, reason: Absence) -> GpuSample {
     let kept = GpuSample {
         name: gpu.name.clone(),
         pci: gpu.pci.clone(),
-        ..blank(gpu.id.clone(), gpu.index, reason)
+        ..GpuSample::absent(gpu.id.clone(), gpu.index, reason)
     };
     GpuSample { parent: gpu.parent.clone(), ..kept }
 }
@@ -94,6 +101,7 @@ struct Round<'a> {
     desk: &'a Desk,
     config: &'a NvmlConfig,
     memory: &'a mut Memory,
+    terms: Terms,
     inside: Duration,
     trouble: Option<Absence>,
     abandoned: bool,
@@ -103,7 +111,12 @@ impl Round<'_> {
     fn run(&mut self) {
         let nvml = self.nvml;
         let mut placed = BTreeSet::new();
-        let facts = self.ask(LIBRARY, "nvmlSystemGetDriverVersion", || nvml.facts());
+        // A library does not change its version while it is open.
+        let facts = match self.memory.facts.clone() {
+            Some(facts) => Ok(facts),
+            None => self.ask(LIBRARY, "nvmlSystemGetDriverVersion", || nvml.facts()),
+        };
+        self.memory.facts = facts.as_ref().ok().cloned();
         self.desk.draft(|draft| draft.library = facts.map_err(|fault| fault.absence()));
         match self.ask(LIBRARY, "nvmlDeviceGetCount_v2", || nvml.count()) {
             Ok(count) => {
@@ -112,6 +125,9 @@ impl Round<'_> {
                 }
                 // What NVML no longer lists is gone; what it lists and could not name was kept above.
                 self.desk.draft(|draft| draft.gpus.retain(|gpu| placed.contains(&gpu.id)));
+                self.memory.last.retain(|gpu, _| placed.contains(gpu));
+                self.memory.listed.retain(|gpu, _| placed.contains(gpu));
+                self.memory.cadence.retain(|gpu| placed.contains(gpu));
             }
             Err(fault) => {
                 let reason = fault.absence();
@@ -148,36 +164,60 @@ impl Round<'_> {
     }
 
     fn gpu(&mut self, index: u32, placed: &mut BTreeSet<GpuId>) {
-        let nvml = self.nvml;
-        let named =
-            self.ask(index, "nvmlDeviceGetHandleByIndex_v2", || nvml.device(index)).and_then(|device| {
-                let id = self.ask(index, Text::Uuid.function(), || nvml.text(device, Text::Uuid))?;
-                Ok((device, GpuId::from_nvml(&id)))
-            });
-        let (device, id) = match named {
-            Ok(named) => named,
+        let at = match self.identify(index, placed) {
+            Ok(place) => place,
             Err(fault) => return self.keep_listed(index, fault.absence(), placed),
         };
-        let at = self.place(&id, index, placed);
+        let Place { device, id } = at;
+        if self.memory_and_processes(device, index, &id) == Err(Absence::GpuLost) {
+            // What it said before says nothing about it now.
+            self.memory.places.remove(&index);
+            self.memory.last.remove(&id);
+            self.memory.cadence.forget(&id);
+        }
+        let mig = self.figures(device, index, &id);
+        match mig {
+            Ok(true) => self.instances(device, index, &id, placed),
+            Ok(false) | Err(Absence::NotSupported | Absence::SymbolMissing) => {}
+            // Not known this time: what was cut from it stays listed, without figures.
+            Err(reason) => self.keep_listed(index, reason, placed),
+        }
+    }
+
+    /// Which GPU is at `index`, in the draft with its name.
+    fn identify(&mut self, index: u32, placed: &mut BTreeSet<GpuId>) -> Answer<Place> {
+        let nvml = self.nvml;
+        let begun = (Instant::now(), self.inside);
+        let known = self.memory.places.get(&index).cloned();
+        if let Some(known) =
+            known.filter(|known| !self.memory.cadence.due(Paced::Identity, &known.id, begun.0))
+        {
+            self.place(&known.id, index, placed);
+            let last = self.memory.last.get(&known.id).map(|last| (last.name.clone(), last.pci.clone()));
+            self.set(&known.id, |gpu| {
+                gpu.parent = None;
+                (gpu.name, gpu.pci) =
+                    last.unwrap_or_else(|| (std::mem::take(&mut gpu.name), std::mem::take(&mut gpu.pci)));
+            });
+            return Ok(known);
+        }
+        let device = self.ask(index, "nvmlDeviceGetHandleByIndex_v2", || nvml.device(index))?;
+        let id = self.ask(index, Text::Uuid.function(), || nvml.text(device, Text::Uuid))?;
+        let id = GpuId::from_nvml(&id);
+        self.place(&id, index, placed);
         let name = self.ask(index, Text::Name.function(), || nvml.text(device, Text::Name));
         let pci = self.ask(index, Text::Pci.function(), || nvml.text(device, Text::Pci));
-        self.set(&at, |gpu| {
+        let failed = name.as_ref().err().or(pci.as_ref().err()).map(Fault::absence);
+        self.set(&id, |gpu| {
             gpu.parent = None;
             gpu.name = name.unwrap_or_else(|_| std::mem::take(&mut gpu.name));
             gpu.pci = pci.unwrap_or_else(|_| std::mem::take(&mut gpu.pci));
         });
-        self.memory_and_processes(device, index, &at);
-        let utilization = self.process_utilization(device, index, &id);
-        self.set(&at, |gpu| gpu.process_utilization = utilization);
-        self.gauges(device, index, &at);
-        let mig = self.ask(index, "nvmlDeviceGetMigMode", || nvml.mig_enabled(device));
-        self.set(&at, |gpu| gpu.mig_enabled = mig.as_ref().copied().map_err(Fault::absence));
-        match mig {
-            Ok(true) => self.instances(device, index, &at, placed),
-            Ok(false) | Err(Fault::NotSupported | Fault::SymbolMissing) => {}
-            // Not known this time: what was cut from it stays listed, without figures.
-            Err(fault) => self.keep_listed(index, fault.absence(), placed),
-        }
+        let spent = Spent { at: begun.0, cost: self.inside.saturating_sub(begun.1), failed };
+        self.memory.cadence.read(Paced::Identity, &id, spent, self.terms);
+        let place = Place { device, id };
+        self.memory.places.insert(index, place.clone());
+        Ok(place)
     }
 
     /// GPUs and instances at `index` that this poll could not reach stay, each figure with the reason.
@@ -191,11 +231,11 @@ impl Round<'_> {
         });
     }
 
-    fn memory_and_processes(&mut self, device: Handle, index: u32, at: &GpuId) {
+    fn memory_and_processes(&mut self, device: Handle, index: u32, at: &GpuId) -> Reading<()> {
         let memory = self.memory(device, index);
         self.set(at, |gpu| gpu.memory = memory);
         let total = memory.ok().map(|memory| memory.total);
-        let processes = self.processes(device, index, total);
+        let processes = self.processes(device, index, at, total);
         let listed: u64 = processes.iter().flatten().filter_map(|process| process.bytes.ok()).sum();
         self.set(at, |gpu| gpu.processes = processes);
         // The list is younger than the memory figure: what was allocated in between is in the one only.
@@ -203,6 +243,7 @@ impl Round<'_> {
             let again = self.memory(device, index);
             self.set(at, |gpu| gpu.memory = again);
         }
+        memory.map(|_| ())
     }
 
     fn memory(&mut self, device: Handle, index: u32) -> Reading<DeviceMemory> {
@@ -217,20 +258,52 @@ impl Round<'_> {
         believe(answer.map_err(|fault| fault.absence())?)
     }
 
-    fn processes(&mut self, device: Handle, index: u32, total: Option<u64>) -> Reading<Vec<GpuProcess>> {
+    fn processes(
+        &mut self,
+        device: Handle,
+        index: u32,
+        at: &GpuId,
+        total: Option<u64>,
+    ) -> Reading<Vec<GpuProcess>> {
         if !self.config.host_pid_namespace {
             return Err(Absence::ForeignPidNamespace);
         }
-        let mut lists = vec![(List::Compute, self.list(device, index, List::Compute, total)?)];
-        for list in [List::Graphics, List::Mps] {
-            match self.list(device, index, list, total) {
-                Ok(rows) => lists.push((list, rows)),
-                // The device or the library has no such processes.
-                Err(Absence::NotSupported | Absence::SymbolMissing) => {}
-                Err(reason) => return Err(reason),
+        let compute = self.list(device, index, List::Compute, total)?;
+        let pids: BTreeSet<u32> = compute.iter().map(|row| row.pid).collect();
+        let listed = self.memory.listed.entry(at.clone()).or_default();
+        // Whoever comes to the other lists mostly shows here as well: MPS clients do, and their server.
+        let changed = listed.compute != pids;
+        listed.servers.retain(|pid| pids.contains(pid));
+        listed.compute = pids;
+        let (known, servers) = (listed.empty.clone(), listed.servers.clone());
+        let mut lists = vec![(List::Compute, compute)];
+        for (list, what) in [(List::Graphics, Paced::EmptyGraphics), (List::Mps, Paced::EmptyMps)] {
+            let begun = Instant::now();
+            if !changed && known.contains(&what) && !self.memory.cadence.due(what, at, begun) {
+                continue;
             }
+            let before = self.inside;
+            let rows = match self.list(device, index, list, total) {
+                // The device or the library has no such processes.
+                Err(Absence::NotSupported | Absence::SymbolMissing) => Ok(Vec::new()),
+                answer => answer,
+            };
+            let cost = self.inside.saturating_sub(before);
+            let spent = Spent { at: begun, cost, failed: rows.as_ref().err().copied() };
+            self.memory.cadence.read(what, at, spent, self.terms);
+            if let Some(listed) = self.memory.listed.get_mut(at) {
+                listed.empty.remove(&what);
+                if rows.as_ref().is_ok_and(Vec::is_empty) {
+                    listed.empty.insert(what);
+                }
+            }
+            lists.push((list, rows?));
         }
-        Ok(processes::merge(&lists, &self.config.processes))
+        let merged = processes::merge(&lists, &servers, &self.config.processes);
+        if let Some(listed) = self.memory.listed.get_mut(at) {
+            listed.servers = merged.iter().filter(|process| process.mps_server).map(|p| p.pid).collect();
+        }
+        Ok(merged)
     }
 
     fn list(
@@ -261,98 +334,6 @@ impl Round<'_> {
             }
             second_try = true;
         }
-    }
-
-    fn process_utilization(
-        &mut self,
-        device: Handle,
-        index: u32,
-        id: &GpuId,
-    ) -> Reading<Vec<ProcessUtilization>> {
-        if !self.config.host_pid_namespace {
-            return Err(Absence::ForeignPidNamespace);
-        }
-        let nvml = self.nvml;
-        let since = self.memory.seen.get(id).copied().unwrap_or(0);
-        let ask = || nvml.process_utilization(device, since);
-        let rows = match self.ask(index, "nvmlDeviceGetProcessUtilization", ask) {
-            Ok(rows) => rows,
-            // No sample since then: nobody ran.
-            Err(Fault::NotFound) => Vec::new(),
-            Err(fault) => return Err(fault.absence()),
-        };
-        if rows.iter().any(|row| row.sm_percent > 100 || row.memory_percent > 100) {
-            return Err(Absence::Implausible);
-        }
-        let mut newest = BTreeMap::new();
-        for row in rows.into_iter().filter(|row| row.timestamp > since && row.pid != 0) {
-            let kept = newest.entry(row.pid).or_insert(row);
-            if row.timestamp >= kept.timestamp {
-                *kept = row;
-            }
-        }
-        if let Some(latest) = newest.values().map(|row| row.timestamp).max() {
-            self.memory.seen.insert(id.clone(), latest);
-        }
-        let share = |row: crate::nvml::UtilizationRow| ProcessUtilization {
-            pid: row.pid,
-            sm: f64::from(row.sm_percent) / 100.0,
-            memory: f64::from(row.memory_percent) / 100.0,
-        };
-        Ok(newest.into_values().map(share).collect())
-    }
-
-    fn gauges(&mut self, device: Handle, index: u32, at: &GpuId) {
-        let nvml = self.nvml;
-        let rates = self.ask(index, "nvmlDeviceGetUtilizationRates", || nvml.utilization(device));
-        let rates = rates.map_err(|fault| fault.absence()).and_then(|rates| match rates {
-            (0..=100, 0..=100) => Ok(rates),
-            _ => Err(Absence::Implausible),
-        });
-        let power = self.figure(device, index, Figure::PowerMilliwatts);
-        let energy = self.figure(device, index, Figure::EnergyMillijoules);
-        let temperature = self.figure(device, index, Figure::TemperatureCelsius);
-        let clocks = self.figure(device, index, Figure::ClocksEventReasons);
-        let corrected = self.figure(device, index, Figure::EccCorrected);
-        let uncorrected = self.figure(device, index, Figure::EccUncorrected);
-        let (transmit, receive) = self.pcie(device, index, at);
-        self.set(at, |gpu| {
-            gpu.utilization = rates.map(|(kernels, _)| f64::from(kernels) / 100.0);
-            gpu.memory_bandwidth_utilization = rates.map(|(_, memory)| f64::from(memory) / 100.0);
-            gpu.power_watts = power.map(|milliwatts| milliwatts as f64 / 1e3);
-            gpu.energy_joules = energy.map(|millijoules| millijoules as f64 / 1e3);
-            gpu.temperature_celsius = temperature.map(|celsius| celsius as f64);
-            gpu.clocks_event_reasons = clocks;
-            gpu.ecc_corrected = corrected;
-            gpu.ecc_uncorrected = uncorrected;
-            gpu.pcie_transmit_bytes_per_second = transmit;
-            gpu.pcie_receive_bytes_per_second = receive;
-        });
-    }
-
-    fn figure(&mut self, device: Handle, index: u32, figure: Figure) -> Reading<u64> {
-        let nvml = self.nvml;
-        match self.ask(index, figure.function(), || nvml.figure(device, figure)) {
-            Ok(NOT_AVAILABLE) => Err(Absence::NotAvailable),
-            // The 32-bit figures have their own "not available".
-            Ok(value) if value == u64::from(u32::MAX) && figure.is_narrow() => Err(Absence::NotAvailable),
-            Ok(value) => Ok(value),
-            Err(fault) => Err(fault.absence()),
-        }
-    }
-
-    fn pcie(&mut self, device: Handle, index: u32, id: &GpuId) -> (Reading<f64>, Reading<f64>) {
-        if !self.config.pcie {
-            return (Err(Absence::Disabled), Err(Absence::Disabled));
-        }
-        let known = self.memory.pcie.get(id).copied();
-        if let Some(known) = known.filter(|_| !self.memory.polls.is_multiple_of(PCIE_EVERY)) {
-            return known;
-        }
-        let mut read = |figure| self.figure(device, index, figure).map(|kilobytes| kilobytes as f64 * 1024.0);
-        let both = (read(Figure::PcieTransmitKilobytes), read(Figure::PcieReceiveKilobytes));
-        self.memory.pcie.insert(id.clone(), both);
-        both
     }
 
     /// Every slot is tried: the count is how many there can be, and free slots lie between taken ones.
@@ -412,11 +393,12 @@ impl Round<'_> {
                     parent: Some(parent.clone()),
                     memory: Err(Absence::NotYet),
                     processes: Err(Absence::NotYet),
-                    ..blank(id.clone(), index, Absence::NotSupported)
+                    ..GpuSample::absent(id.clone(), index, Absence::NotSupported)
                 };
             }
         });
-        self.memory_and_processes(instance, index, id);
+        // Lost or not, the parent has said so.
+        let _ = self.memory_and_processes(instance, index, id);
     }
 
     /// Puts the GPU into the draft, its figures not yet read.
@@ -424,7 +406,7 @@ impl Round<'_> {
         placed.insert(id.clone());
         self.desk.draft(|draft| match draft.gpus.iter_mut().find(|gpu| gpu.id == *id) {
             Some(gpu) => gpu.index = index,
-            None => draft.gpus.push(blank(id.clone(), index, Absence::NotYet)),
+            None => draft.gpus.push(GpuSample::absent(id.clone(), index, Absence::NotYet)),
         });
         id.clone()
     }

@@ -1,7 +1,7 @@
 //! Owns how process rows are read, believed and merged.
 //! Refuses half a list: one row that cannot be makes the whole list implausible.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cotenant_model::{Absence, GpuProcess, Reading};
 
@@ -67,8 +67,13 @@ fn at_stride(
     (rows.len() == raw.count && rows.iter().all(can_be)).then_some(rows)
 }
 
-/// The lists of one GPU by PID. A process is in several of them with the same bytes; it is one process.
-pub(crate) fn merge(lists: &[(List, Vec<Row>)], check: &ProcessCheck) -> Vec<GpuProcess> {
+/// The lists of one GPU by PID. A process is in several of them with the same bytes; it is one process. `servers`: those
+/// that were MPS servers when this GPU's lists were last merged.
+pub(crate) fn merge(
+    lists: &[(List, Vec<Row>)],
+    servers: &BTreeSet<u32>,
+    check: &ProcessCheck,
+) -> Vec<GpuProcess> {
     let mut merged: BTreeMap<u32, GpuProcess> = BTreeMap::new();
     for (list, rows) in lists {
         for row in rows {
@@ -91,12 +96,26 @@ pub(crate) fn merge(lists: &[(List, Vec<Row>)], check: &ProcessCheck) -> Vec<Gpu
             }
         }
     }
-    for process in merged.values_mut() {
-        // The server is not a client of itself, so only a process outside the MPS list is asked for its name.
-        process.mps_server = !process.mps_client
-            && (check.command)(process.pid).is_some_and(|command| is_mps_server(&command));
+    for pid in mps_servers(&merged, servers, check) {
+        if let Some(process) = merged.get_mut(&pid) {
+            process.mps_server = true;
+        }
     }
     merged.into_values().collect()
+}
+
+/// A process may call itself what it likes, so its name is not enough: only where NVML lists MPS clients is there a server,
+/// and only one. Where two that are new go by its name, one lies, and neither is believed.
+fn mps_servers(merged: &BTreeMap<u32, GpuProcess>, known: &BTreeSet<u32>, check: &ProcessCheck) -> Vec<u32> {
+    // The server is not a client of itself.
+    let others = || merged.values().filter(|process| !process.mps_client).map(|process| process.pid);
+    let still: Vec<u32> = others().filter(|pid| known.contains(pid)).collect();
+    if !still.is_empty() || !merged.values().any(|process| process.mps_client) {
+        return still;
+    }
+    let named = |pid: &u32| (check.command)(*pid).is_some_and(|command| is_mps_server(&command));
+    let named: Vec<u32> = others().filter(named).collect();
+    if named.len() == 1 { named } else { Vec::new() }
 }
 
 fn is_mps_server(command: &str) -> bool {
@@ -175,11 +194,29 @@ mod tests {
             (List::Compute, vec![row(11, GIB), row(12, 2 * GIB), row(19, 69 << 20)]),
             (List::Mps, vec![row(11, GIB), row(12, 2 * GIB)]),
         ];
-        let merged = merge(&lists, &check());
+        let merged = merge(&lists, &BTreeSet::new(), &check());
         assert_eq!(merged.iter().map(|process| process.pid).collect::<Vec<_>>(), [11, 12, 19]);
         assert_eq!(merged.iter().filter_map(|process| process.bytes.ok()).sum::<u64>(), 3 * GIB + (69 << 20));
         assert!(merged[0].mps_client && merged[0].compute && !merged[0].mps_server);
         assert!(merged[2].mps_server && !merged[2].mps_client);
+    }
+
+    #[test]
+    fn c07_a_name_alone_makes_no_server() {
+        let row = |pid| Row { pid, bytes: Ok(GIB) };
+        let all_are_named = ProcessCheck { command: Arc::new(|_| Some("nvidia-cuda-mps".into())), ..check() };
+        let servers = |compute: &[u32], mps: &[u32], known: &[u32]| -> Vec<u32> {
+            let rows = |pids: &[u32]| pids.iter().map(|pid| row(*pid)).collect();
+            let lists = [(List::Compute, rows(compute)), (List::Mps, rows(mps))];
+            let known = known.iter().copied().collect();
+            let merged = merge(&lists, &known, &all_are_named);
+            merged.iter().filter(|process| process.mps_server).map(|process| process.pid).collect()
+        };
+        assert_eq!(servers(&[11, 19], &[], &[]), [0; 0], "no clients, no server");
+        assert_eq!(servers(&[11, 19], &[11], &[]), [19]);
+        assert_eq!(servers(&[11, 18, 19], &[11], &[]), [0; 0], "one of two lies");
+        assert_eq!(servers(&[11, 18, 19], &[11], &[19]), [19], "who came later lies");
+        assert_eq!(servers(&[19], &[], &[19]), [19], "it stays what it was when its clients are gone");
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Owns the real NVML: the one place of this crate with `unsafe`.
 //! Refuses judgement: it asks one function and hands back what was written.
 
+pub(crate) mod alarms;
+
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use cotenant_model::device::LibraryFacts;
+use cotenant_model::device::{ComputeMode, LibraryFacts};
 use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, PcieUtilCounter, TemperatureSensor};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml as Wrapper};
@@ -217,6 +219,21 @@ impl Nvml for Raw {
             Figure::EccUncorrected => ecc(MemoryError::Uncorrected),
         }
         .map_err(fault)
+    }
+
+    fn compute_mode(&self, device: Handle) -> Answer<ComputeMode> {
+        let pointer = self.pointer(device)?;
+        let ask = self.wrapper.lib().nvmlDeviceGetComputeMode.as_ref().map_err(|_| Fault::SymbolMissing)?;
+        let mut mode = 0;
+        // SAFETY: a handle of this library and a whole `nvmlComputeMode_t` to write to.
+        check(unsafe { ask(pointer, &raw mut mode) })?;
+        match mode {
+            sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT => Ok(ComputeMode::Default),
+            sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_EXCLUSIVE_THREAD => Ok(ComputeMode::ExclusiveThread),
+            sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_PROHIBITED => Ok(ComputeMode::Prohibited),
+            sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_EXCLUSIVE_PROCESS => Ok(ComputeMode::ExclusiveProcess),
+            _ => Err(Fault::Implausible),
+        }
     }
 
     fn mig_enabled(&self, device: Handle) -> Answer<bool> {

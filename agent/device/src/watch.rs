@@ -9,16 +9,19 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use cotenant_model::{Absence, DeviceSample, GpuSample};
 
+use crate::alarms::{Ears, Hearing, Listener, Rung};
+use crate::cadence::MAX_REST;
 use crate::config::NvmlConfig;
 use crate::desk::{Board, Desk, Done, Order, Wish};
-use crate::nvml::{Fault, Nvml, Opener};
+use crate::nvml::{Bell, Fault, Nvml, Opener};
 use crate::poll::{Memory, forget, poll};
 use crate::raw;
 use crate::state::{Outcome, State, next_state};
 
 const OPEN: &str = "nvmlInit_v2";
-/// Between two polls at most, however much they cost others.
-const MAX_REST: Duration = Duration::from_mins(10);
+/// How much further apart dear figures go before memory and processes do.
+const FIGURES_FIRST: u32 = 4;
+const EVENTS: &str = "nvmlEventSetWait_v2";
 const CLOSE: &str = "nvmlShutdown";
 
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +39,7 @@ pub struct Device {
     board: Arc<Published>,
     deadline: Duration,
     restraint: Arc<AtomicU32>,
+    listener: Arc<Listener>,
 }
 
 #[derive(Debug)]
@@ -79,12 +83,19 @@ impl Health {
 impl Device {
     /// Starts polling the real NVML.
     pub fn spawn(config: NvmlConfig, started: Instant) -> Result<Self, DeviceError> {
-        let library = config.library.clone();
-        Self::spawn_with(config, started, Box::new(move || raw::open(library.as_deref())))
+        let (library, events) = (config.library.clone(), config.library.clone());
+        let opener = Box::new(move || raw::open(library.as_deref()));
+        let bell: Bell = Box::new(move || raw::alarms::open(events.as_deref()));
+        Self::spawn_with(config, started, opener, bell)
     }
 
-    /// Starts polling whatever `opener` gives.
-    pub fn spawn_with(config: NvmlConfig, started: Instant, opener: Opener) -> Result<Self, DeviceError> {
+    /// Starts polling whatever `opener` gives, and listening to whatever `bell` gives once a poll was answered.
+    pub fn spawn_with(
+        config: NvmlConfig,
+        started: Instant,
+        opener: Opener,
+        bell: Bell,
+    ) -> Result<Self, DeviceError> {
         let desk = Arc::new(Desk::new(started));
         let deadline = config.deadline;
         let interval = config.effective_interval();
@@ -94,16 +105,28 @@ impl Device {
             health: ArcSwap::from_pointee(health),
         });
         let restraint = Arc::new(AtomicU32::new(1));
+        let listener = Arc::new(Listener::new());
         let device = Self {
+            listener: Arc::clone(&listener),
             desk: Arc::clone(&desk),
             board: Arc::clone(&board),
             deadline,
             restraint: Arc::clone(&restraint),
         };
-        let mine = Arc::clone(&desk);
+        let (mine, mine_too) = (Arc::clone(&desk), Arc::clone(&restraint));
         start("cotenant-nvml", move || {
-            Worker { desk: mine, config, opener, nvml: None, opened: 0, memory: Memory::default() }.run();
+            let memory = Memory::default();
+            Worker { desk: mine, config, opener, nvml: None, opened: 0, memory, restraint: mine_too }.run();
         })?;
+        let health = Arc::clone(&board);
+        let ears = Ears {
+            desk: Arc::clone(&desk),
+            listener,
+            bell,
+            deadline,
+            answered: Box::new(move || health.health.load().condition == Condition::Answering),
+        };
+        start("cotenant-nvml-events", move || ears.run())?;
         let supervisor = Supervisor {
             desk,
             board,
@@ -118,10 +141,10 @@ impl Device {
         Ok(device)
     }
 
-    /// Polls come this many intervals apart at least, though never further than [`MAX_REST`]: whoever shares the driver's
-    /// locks pays for each.
-    pub fn hold_back(&self, intervals: u32) {
-        self.restraint.store(intervals.max(1), Ordering::Relaxed);
+    /// Asks this many times as seldom as declared, though never less than every ten minutes: whoever shares the driver's
+    /// locks pays for each call. Figures that are not of memory give way first, polls as a whole from four times on.
+    pub fn hold_back(&self, times: u32) {
+        self.restraint.store(times.max(1), Ordering::Relaxed);
     }
 
     /// The latest sample. Never blocks, and never is a poll.
@@ -133,16 +156,39 @@ impl Device {
         self.board.health.load_full()
     }
 
-    /// Drops every handle and unloads the library, so that the driver can be replaced. Waits for the deadline.
+    /// Faults that NVML told of since the last time, oldest first.
+    pub fn faults(&self) -> Vec<Rung> {
+        self.listener.fetch()
+    }
+
+    /// Faults that found no room.
+    pub fn faults_dropped(&self) -> u64 {
+        self.listener.dropped()
+    }
+
+    pub fn hearing(&self) -> Hearing {
+        self.listener.hearing()
+    }
+
+    /// Has every handle dropped and the library unloaded, so that the driver can be replaced; [`Health`] says when.
+    pub fn ask_release(&self) {
+        self.desk.board().wish = Wish::Release;
+        self.desk.changed.notify_all();
+    }
+
+    /// As [`Device::ask_release`], and waits for it until the deadline.
     pub fn release(&self) -> Result<(), DeviceError> {
         let until = Instant::now() + self.deadline;
+        self.ask_release();
         let mut board = self.desk.board();
-        board.wish = Wish::Release;
-        self.desk.changed.notify_all();
-        while !board.released {
+        while !board.released || self.listener.is_open() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let function = board.in_flight.map_or("the poll", |(function, _)| function);
+                let function = match board.in_flight {
+                    Some((function, _)) => function,
+                    None if board.released => EVENTS,
+                    None => "the poll",
+                };
                 return Err(DeviceError::StillHeld { function });
             }
             board = self.desk.wait(board, left);
@@ -178,6 +224,7 @@ struct Worker {
     nvml: Option<Box<dyn Nvml>>,
     opened: u64,
     memory: Memory,
+    restraint: Arc<AtomicU32>,
 }
 
 impl Worker {
@@ -220,6 +267,7 @@ impl Worker {
             match self.desk.call(OPEN, &mut Duration::default(), || (self.opener)()) {
                 Ok(nvml) => {
                     self.opened += 1;
+                    self.memory.opened();
                     self.nvml = Some(nvml);
                 }
                 Err(Fault::Abandoned) => return (Outcome::Abandoned, Duration::ZERO),
@@ -235,7 +283,10 @@ impl Worker {
             }
         }
         match self.nvml.as_deref() {
-            Some(nvml) => poll(nvml, &self.desk, &self.config, &mut self.memory),
+            Some(nvml) => {
+                let held_back = self.restraint.load(Ordering::Relaxed);
+                poll(nvml, &self.desk, &self.config, &mut self.memory, held_back)
+            }
             None => (Outcome::OpenFailed(Absence::Failed), Duration::ZERO),
         }
     }
@@ -354,7 +405,7 @@ impl Supervisor {
         self.state = next_state(self.state, outcome, inside, self.interval);
         let held_back = self
             .interval
-            .saturating_mul(self.restraint.load(Ordering::Relaxed))
+            .saturating_mul(self.restraint.load(Ordering::Relaxed) / FIGURES_FIRST)
             .min(MAX_REST.max(self.interval));
         let delay = self.state.delay.max(if outcome == Outcome::Polled { held_back } else { Duration::ZERO });
         self.due = now + delay;
@@ -419,5 +470,7 @@ fn timed_out(gpu: &GpuSample) -> GpuSample {
         ecc_corrected: late(&gpu.ecc_corrected),
         ecc_uncorrected: late(&gpu.ecc_uncorrected),
         mig_enabled: late(&gpu.mig_enabled),
+        compute_mode: late(&gpu.compute_mode),
+        read: gpu.read.clone(),
     }
 }

@@ -41,11 +41,27 @@ fn c07_mps_clients_and_server_are_told_apart() {
         state.gpus[0].compute = vec![(11, GIB), (12, GIB), (19, 69 << 20)];
         state.gpus[0].mps = vec![(11, GIB), (12, GIB)];
     });
-    let sample = until(&node.start(), complete);
+    let device = node.start();
+    let sample = until(&device, complete);
     let processes = gpu(&sample, "GPU-0").processes.clone().unwrap();
     let servers: Vec<u32> = processes.iter().filter(|process| process.mps_server).map(|p| p.pid).collect();
     let clients: Vec<u32> = processes.iter().filter(|process| process.mps_client).map(|p| p.pid).collect();
     assert_eq!((servers, clients, processes.len()), (vec![19], vec![11, 12], 3));
+    // One more client is seen by the next poll, though an empty list is asked for more seldom; the server stays one.
+    node.set(|state| {
+        state.gpus[0].compute = vec![(19, 69 << 20)];
+        state.gpus[0].mps = vec![];
+    });
+    let server =
+        until(&device, |sample| gpu(sample, "GPU-0").processes.as_ref().is_ok_and(|list| list.len() == 1));
+    assert!(gpu(&server, "GPU-0").processes.as_ref().unwrap()[0].mps_server);
+    node.set(|state| {
+        state.gpus[0].compute = vec![(19, 69 << 20), (13, GIB)];
+        state.gpus[0].mps = vec![(13, GIB)];
+    });
+    let again =
+        until(&device, |sample| gpu(sample, "GPU-0").processes.as_ref().is_ok_and(|list| list.len() == 2));
+    assert!(gpu(&again, "GPU-0").processes.as_ref().unwrap()[0].mps_client);
 }
 
 #[test]

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use common::{DEADLINE, GIB, INTERVAL, Node, complete, cost, gpu, until, until_health};
 use cotenant_device::nvml::Fault;
 use cotenant_device::{Condition, DeviceError};
-use cotenant_model::Absence;
+use cotenant_model::{Absence, DeviceSample};
 
+const SAMPLES: &str = "nvmlDeviceGetProcessUtilization";
 const LIST: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
 
 fn threads() -> usize {
@@ -139,7 +140,7 @@ fn c47_slow_calls_keep_the_duty_cycle_below_one_per_cent() {
     let begun = Instant::now();
     let device = node.start();
     let sample = until(&device, complete);
-    let inside = |sample: &cotenant_model::DeviceSample| -> Duration {
+    let inside = |sample: &DeviceSample| -> Duration {
         sample.calls.iter().filter(|cost| cost.function != "nvmlInit_v2").map(|cost| cost.total).sum()
     };
     let first = inside(&sample);
@@ -147,6 +148,65 @@ fn c47_slow_calls_keep_the_duty_cycle_below_one_per_cent() {
     let second = until(&device, |sample| cost(sample, "nvmlDeviceGetCount_v2").calls == 2);
     let share = first.as_secs_f64() / begun.elapsed().as_secs_f64();
     assert!(share < 0.01, "{share} with {:?}", inside(&second));
+}
+
+#[test]
+fn c47_dear_figures_are_read_seldom_and_say_how_old_they_are() {
+    const RATES: &str = "nvmlDeviceGetUtilizationRates";
+    let node = Node::with(1);
+    node.set(|state| {
+        state.dear = vec![(RATES, Duration::from_millis(2)), (SAMPLES, Duration::from_millis(1))];
+    });
+    let begun = Instant::now();
+    let device = node.start();
+    let polls = |sample: &DeviceSample| cost(sample, "nvmlDeviceGetCount_v2").calls;
+    let sample = until(&device, |sample| complete(sample) && polls(sample) >= 30);
+    let memory = cost(&sample, "nvmlDeviceGetMemoryInfo_v2").calls;
+    assert!(memory >= 30, "memory comes with each poll: {memory} of {}", polls(&sample));
+    // One poll's allowance is 50 us: 2 ms come at most every 40th interval, 1 ms every 20th.
+    let at_most = |intervals: u32| 2 + begun.elapsed().as_millis() / (INTERVAL * intervals).as_millis();
+    assert!(u128::from(cost(&sample, RATES).calls) <= at_most(39), "{:?}", cost(&sample, RATES));
+    assert!(u128::from(cost(&sample, SAMPLES).calls) <= at_most(19), "{:?}", cost(&sample, SAMPLES));
+    assert!(cost(&sample, "nvmlDeviceGetHandleByIndex_v2").calls == 1);
+    assert!(cost(&sample, "nvmlDeviceGetPowerUsage").calls >= 20, "cheap ones do too");
+    // What was not read this time is there as it was, with its age.
+    let gpu = gpu(&sample, "GPU-0");
+    assert_eq!(gpu.utilization, Ok(0.5));
+    assert!(gpu.read["utilization"] < sample.taken && gpu.read["power"] > gpu.read["utilization"]);
+    assert!(!gpu.read.contains_key("energy"), "nothing was read: {:?}", gpu.energy_joules);
+}
+
+#[test]
+fn c47_figures_give_way_before_memory_does() {
+    let node = Node::with(1);
+    let device = node.start();
+    device.hold_back(4);
+    let calls = |sample: &DeviceSample, function| cost(sample, function).calls;
+    let (memory, power) = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetPowerUsage");
+    let sample = until(&device, |sample| complete(sample) && calls(sample, memory) >= 24);
+    assert!(device.health().delay <= INTERVAL);
+    assert!(calls(&sample, power) <= 2 + calls(&sample, memory) / 3, "{:?}", cost(&sample, power));
+    device.hold_back(32);
+    until_health(&device, |health| health.delay == INTERVAL * 8);
+}
+
+#[test]
+fn a_lost_gpu_takes_along_what_was_known_of_it() {
+    let node = Node::with(1);
+    node.set(|state| state.dear = vec![("nvmlDeviceGetUtilizationRates", Duration::from_millis(2))]);
+    let device = node.start();
+    until(&device, |sample| complete(sample) && gpu(sample, "GPU-0").utilization.is_ok());
+    let lost = [
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetHandleByIndex_v2",
+    ];
+    node.set(|state| state.faults = lost.map(|function| (function, None, Fault::GpuLost)).into());
+    let sample = until(&device, |sample| gpu(sample, "GPU-0").memory == Err(Absence::GpuLost));
+    let gpu = gpu(&sample, "GPU-0");
+    assert_eq!((gpu.utilization, gpu.power_watts), (Err(Absence::GpuLost), Err(Absence::GpuLost)));
+    assert!(gpu.read.is_empty() || !gpu.read.contains_key("utilization"), "{:?}", gpu.read);
 }
 
 #[test]

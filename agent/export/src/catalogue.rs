@@ -181,6 +181,26 @@ pub(crate) mod attributes {
         "`memcg` (a memory cgroup's limit), `cpuset`, `global` (the host), `unknown` (the kernel's log did not say)",
     );
     pub(crate) const XID: Attribute = always("cotenant.gpu.xid", "xid", "the driver's number for the fault");
+    pub(crate) const XID_SOURCE: Attribute = always(
+        "cotenant.gpu.xid.source",
+        "source",
+        "`kmsg` (the kernel's log), `tracepoint`, `nvml` (NVML's events)",
+    );
+    pub(crate) const FIGURE: Attribute =
+        always("cotenant.figure", "figure", "the figure, such as `energy` or `process_utilization`");
+    pub(crate) const SHARING_MODE: Attribute = always(
+        "cotenant.gpu.sharing.mode",
+        "sharing_mode",
+        "`exclusive`, `time_sliced`, `mps`, `mig` (its instances have modes of their own), `unknown`",
+    );
+    pub(crate) const LIMIT_SOURCE: Attribute = always(
+        "cotenant.gpu.limit.source",
+        "limit_source",
+        "`mps` (the environment of an MPS client), `dmem` (a cgroup), `declared` (the environment of a process that \
+         is no MPS client: nothing enforces it)",
+    );
+    pub(crate) const LIMIT_SCOPE: Attribute =
+        always("cotenant.gpu.limit.scope", "limit_scope", "`process` (each by itself), `tenant`");
     pub(crate) const WAIT_CLASS: Attribute = always(
         "cotenant.wait.class",
         "wait_class",
@@ -287,6 +307,23 @@ pub(crate) mod attributes {
         "cotenant.gpu.forecast.outcome",
         "outcome",
         "`exhausted` (an allocation failed within the horizon), `spared`",
+    );
+
+    pub(crate) const GRANT: Attribute = always(
+        "cotenant.gpu.grant",
+        "grant",
+        "`used`, `idle` (granted, not used), `allocation_mismatch` (used, another GPU is granted), `none` (used, nothing \
+         is granted), `stale` (the pod is gone), `reservation` (held for others)",
+    );
+    pub(crate) const RESOURCE: Attribute = always(
+        "k8s.resource.name",
+        "resource",
+        "the name that the device plugin gave, such as `nvidia.com/gpu`",
+    );
+    pub(crate) const REQUEST_SOURCE: Attribute = always(
+        "cotenant.gpu.request.source",
+        "source",
+        "`device` (the whole device was granted), `hami`, `kai_memory`, `kai_fraction`, `gpushare` (annotations)",
     );
 
     pub(crate) const LOSS_REASON: Attribute =

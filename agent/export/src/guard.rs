@@ -6,6 +6,8 @@
 //! grew since the last tick, so a member that leaves takes nothing away. A member whose counters fall has started
 //! again, and counts from zero. A tenant that left and comes back is a new one: it may then get its own series.
 
+mod grants;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cotenant_model::blame::{Edge, Share};
@@ -43,6 +45,8 @@ pub struct Guard {
     /// Blame of and on `other` so far.
     other_blame: BTreeMap<Edge, Share>,
     folded_total: u64,
+    /// Names of tenants that have grants and no process, with series of their own.
+    granted: BTreeSet<String>,
 }
 
 impl Guard {
@@ -55,6 +59,7 @@ impl Guard {
             folded_blame: BTreeMap::new(),
             other_blame: BTreeMap::new(),
             folded_total: 0,
+            granted: BTreeSet::new(),
         }
     }
 
@@ -86,6 +91,7 @@ impl Guard {
         view.agent.tenants_folded += self.folded_total;
         self.fold_blame(view);
         self.fold_risk(view);
+        self.fold_grants(view);
     }
 
     /// Forecasts of folded tenants are `other`'s.
@@ -195,6 +201,7 @@ fn empty(tenant: Tenant) -> TenantView {
         confidence: Confidence::Complete,
         memory: BTreeMap::new(),
         process_bytes: BTreeMap::new(),
+        pool_reserved: BTreeMap::new(),
         residual: BTreeMap::new(),
         utilization: BTreeMap::new(),
         operations: BTreeMap::new(),
@@ -202,6 +209,8 @@ fn empty(tenant: Tenant) -> TenantView {
         latency: BTreeMap::new(),
         waits: BTreeMap::new(),
         excess: Excess::default(),
+        limits: Vec::new(),
+        device_cgroup_bytes: BTreeMap::new(),
     }
 }
 
@@ -244,11 +253,22 @@ fn add_levels(sum: &mut TenantView, view: &TenantView) {
         let mine = sum.process_bytes.entry(gpu.clone()).or_insert(Ok(0));
         *mine = mine.and_then(|mine| bytes.map(|bytes| mine + bytes));
     }
+    for (gpu, bytes) in &view.pool_reserved {
+        let mine = sum.pool_reserved.entry(gpu.clone()).or_insert(Some(0));
+        *mine = mine.zip(*bytes).map(|(mine, bytes)| mine + bytes);
+    }
     for (gpu, residual) in &view.residual {
         let mine = sum.residual.entry(gpu.clone()).or_default();
         mine.context += residual.context;
         mine.baseline += residual.baseline;
         mine.drift += residual.drift;
+    }
+    for (gpu, bytes) in &view.device_cgroup_bytes {
+        *sum.device_cgroup_bytes.entry(gpu.clone()).or_default() += bytes;
+    }
+    // Each of several tenants has limits of its own: together they have none.
+    if sum.tenant == view.tenant {
+        sum.limits.extend(view.limits.iter().cloned());
     }
     for (gpu, share) in &view.utilization {
         *sum.utilization.entry(gpu.clone()).or_default() += share;

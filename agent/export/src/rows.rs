@@ -5,6 +5,7 @@ mod agent;
 mod blame;
 mod device;
 mod events;
+mod grant;
 mod risk;
 mod tenant;
 
@@ -100,6 +101,7 @@ pub fn rows(view: &View) -> Vec<Row> {
     blame::write(&mut sheet, view);
     device::write(&mut sheet, view);
     events::write(&mut sheet, view);
+    grant::write(&mut sheet, view);
     risk::write(&mut sheet, view);
     tenant::write(&mut sheet, view);
     sheet.finish()

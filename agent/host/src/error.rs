@@ -18,8 +18,8 @@ pub enum HostError {
     )]
     AddressesHidden { path: PathBuf },
     #[error(
-        "tracefs is not mounted and could not be mounted at {}; run `mount -t tracefs tracefs \
-         /sys/kernel/tracing` on the host, or mount it into the container", path.display()
+        "tracefs is not mounted (or cannot be looked into: another user than root needs CAP_DAC_READ_SEARCH) and could not \
+         be mounted at {}; run `mount -t tracefs tracefs /sys/kernel/tracing` on the host, or mount it into the container", path.display()
     )]
     MountTracefs { path: PathBuf, source: io::Error },
     #[error("could not start the {what} thread; raise the limit on processes")]

@@ -38,21 +38,25 @@ pub struct KubeletConfig {
 }
 
 impl KubeletConfig {
+    pub const PODRESOURCES: &'static str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+    pub const RUNTIMES: [&'static str; 6] = [
+        "/run/containerd/containerd.sock",
+        "/run/k3s/containerd/containerd.sock",
+        "/run/k0s/containerd.sock",
+        "/var/snap/microk8s/common/run/containerd.sock",
+        "/run/crio/crio.sock",
+        "/run/cri-dockerd.sock",
+    ];
+    pub const INTERVAL: Duration = Duration::from_secs(10);
+    pub const DEADLINE: Duration = Duration::from_secs(2);
+
     /// Where they are on this host by default.
     pub fn of(host: &Host) -> Self {
-        let runtimes = [
-            "run/containerd/containerd.sock",
-            "run/k3s/containerd/containerd.sock",
-            "run/k0s/containerd.sock",
-            "var/snap/microk8s/common/run/containerd.sock",
-            "run/crio/crio.sock",
-            "run/cri-dockerd.sock",
-        ];
         Self {
-            podresources: host.path("var/lib/kubelet/pod-resources/kubelet.sock"),
-            runtimes: runtimes.iter().map(|socket| host.path(socket)).collect(),
-            interval: Duration::from_secs(10),
-            deadline: Duration::from_secs(2),
+            podresources: host.path(Self::PODRESOURCES),
+            runtimes: Self::RUNTIMES.iter().map(|socket| host.path(socket)).collect(),
+            interval: Self::INTERVAL,
+            deadline: Self::DEADLINE,
             resources: Vec::new(),
         }
     }
@@ -135,12 +139,12 @@ impl Asker {
             let mut next = Listing::clone(&self.latest.load());
             let (pods, devices) = runtime.block_on(async {
                 tokio::join!(
-                    ask::containers(&self.config.runtimes, self.config.deadline),
+                    ask::pods(&self.config.runtimes, self.config.deadline),
                     ask::pod_resources(&self.config.podresources, self.config.deadline)
                 )
             });
             let good =
-                next.hear_containers(pods, asked) & next.hear_devices(devices, asked, &self.config.resources);
+                next.hear_pods(pods, asked) & next.hear_devices(devices, asked, &self.config.resources);
             next.settle(&self.host);
             self.latest.store(Arc::new(next));
             failures = if good { 0 } else { (failures + 1).min(MAX_DOUBLINGS) };

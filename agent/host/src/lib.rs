@@ -3,9 +3,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that unwraps fails at the right line"))]
 
 pub mod btf;
+mod dmem;
 mod elf;
 mod error;
 mod facts;
+mod gpus;
 mod identity;
 mod kallsyms;
 mod kernel_log;
@@ -16,10 +18,12 @@ mod memory_events;
 mod names;
 mod process;
 mod read;
+mod rights;
 pub mod tracefs;
 
 use std::path::{Path, PathBuf};
 
+pub use dmem::{Dmem, Region};
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;
 pub use facts::KernelVersion;
@@ -31,21 +35,31 @@ pub use mappings::{Mapping, Mappings};
 pub use memory_events::MemoryEvents;
 pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};
+pub use rights::{Capability, Rights};
 
 /// A host as a directory tree, so that tests can bring a recorded one.
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,
+    pod_logs: PathBuf,
 }
 
 impl Host {
+    pub const POD_LOGS: &'static str = "/var/log/pods";
+
     /// The host that this process sees.
     pub fn live() -> Self {
         Self::at("/")
     }
 
     pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), pod_logs: PathBuf::from(Self::POD_LOGS) }
+    }
+
+    /// Where kubelet keeps the logs of pods: the names of its directories name them.
+    #[must_use]
+    pub fn with_pod_logs(self, directory: impl Into<PathBuf>) -> Self {
+        Self { pod_logs: directory.into(), ..self }
     }
 
     pub fn root(&self) -> &Path {
@@ -55,5 +69,9 @@ impl Host {
     /// `path` (with or without its leading slash) on this host.
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
+    }
+
+    pub(crate) fn pod_logs(&self) -> PathBuf {
+        self.path(&self.pod_logs.to_string_lossy())
     }
 }

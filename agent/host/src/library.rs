@@ -38,7 +38,8 @@ const MAX_ENTRIES: usize = 8192;
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
     #[error(
-        "could not open {path} of process {pid}; the agent needs SYS_ADMIN or CHECKPOINT_RESTORE, or SYS_PTRACE"
+        "could not open {path} of process {pid}; the agent needs CAP_SYS_PTRACE, and CAP_DAC_READ_SEARCH where the path is \
+         private (a deleted file: CAP_CHECKPOINT_RESTORE)"
     )]
     Open { pid: u32, path: String, source: io::Error },
     #[error("could not open {}", path.display())]
@@ -184,7 +185,16 @@ mod tests {
     }
 
     fn mapping(path: &str, inode: u64) -> Mapping {
-        Mapping { start: 1, end: 2, path: path.into(), device: 0, inode, deleted: false, executable: true }
+        Mapping {
+            start: 1,
+            end: 2,
+            offset: 0,
+            path: path.into(),
+            device: 0,
+            inode,
+            deleted: false,
+            executable: true,
+        }
     }
 
     /// A process 7 whose root is a directory of the fixture, without `map_files`.

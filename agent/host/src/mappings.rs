@@ -13,6 +13,8 @@ const MAX_LINES: usize = 1 << 16;
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
+    /// Of its first byte in the file.
+    pub offset: u64,
     /// As the process sees it, without ` (deleted)`.
     pub path: String,
     /// As in maps, `makedev` form. Overlay and btrfs files show another device to `stat`.
@@ -59,7 +61,7 @@ fn parse(line: &str) -> Option<Mapping> {
     let mut fields = head.split_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let permissions = fields.next()?;
-    let _offset = fields.next()?;
+    let offset = fields.next()?;
     let (major, minor) = fields.next()?.split_once(':')?;
     let inode = fields.next()?.parse().ok().filter(|inode| *inode != 0)?;
     if fields.next().is_some() {
@@ -74,6 +76,7 @@ fn parse(line: &str) -> Option<Mapping> {
     Some(Mapping {
         start: hex(start)?,
         end: hex(end)?,
+        offset: hex(offset)?,
         // The kernel escapes a newline, and nothing else, as octal.
         path: path.replace("\\012", "\n"),
         device: rustix::fs::makedev(number(major)?, number(minor)?),
@@ -94,6 +97,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((mapped.start, mapped.end), (0x7f2b_4c00_0000, 0x7f2b_4c20_0000));
+        assert_eq!(mapped.offset, 0x28000);
         assert_eq!(mapped.path, "/usr/lib/my dir/libcuda.so.1");
         assert!(mapped.deleted && mapped.executable);
         assert_eq!((mapped.inode, mapped.device), (1_234_567, rustix::fs::makedev(0xfe, 1)));

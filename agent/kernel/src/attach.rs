@@ -12,12 +12,19 @@ use aya::programs::{
     UProbe,
     uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
 };
-use cotenant_abi::{Action, Cookie, SYMBOLS};
+use cotenant_abi::{Action, Cookie, Operation, SYMBOLS};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::{
     KernelError,
     load::program,
     multi::{Multi, Places},
+};
+
+const NONE: CapabilitySets = CapabilitySets {
+    effective: CapabilitySet::empty(),
+    permitted: CapabilitySet::empty(),
+    inheritable: CapabilitySet::empty(),
 };
 
 /// Every uprobe program of the object. Returns first: attached in this order, no entry lacks its return.
@@ -61,6 +68,27 @@ fn pair(action: u8) -> (&'static str, &'static str) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LibraryId(pub u32);
 
+/// What is attached and let go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Group {
+    /// Allocations and frees in stream order: so cheap without probes that a program may make them all the time.
+    Streams,
+    Rest,
+}
+
+impl Group {
+    pub const ALL: &'static [Self] = &[Self::Rest, Self::Streams];
+
+    pub const fn of(operation: Operation) -> Self {
+        match operation {
+            Operation::MemAllocAsync | Operation::MemAllocFromPoolAsync | Operation::MemFreeAsync => {
+                Self::Streams
+            }
+            _ => Self::Rest,
+        }
+    }
+}
+
 /// What attaching one library came to.
 #[derive(Debug, Default)]
 pub struct Attached {
@@ -73,7 +101,7 @@ pub struct Attached {
 
 /// What holds probes in place; closing it removes them.
 #[allow(dead_code, reason = "held to be dropped")]
-enum Hold {
+pub(crate) enum Hold {
     /// Every symbol of one program.
     Many(OwnedFd),
     One(UProbeLink),
@@ -85,7 +113,9 @@ pub struct Probes {
     multi: Option<Multi>,
     /// The programs for single links are loaded.
     single: bool,
-    holds: BTreeMap<LibraryId, Vec<Hold>>,
+    /// This kernel does not take the programs; asking it again for each library would take it seconds.
+    refused: bool,
+    holds: BTreeMap<(LibraryId, Group), Vec<Hold>>,
     /// Closing waits for the kernel: a thread of its own does it.
     drops: Option<mpsc::Sender<Vec<Hold>>>,
     dropper: Option<std::thread::JoinHandle<()>>,
@@ -96,6 +126,7 @@ struct Target {
     name: &'static str,
     offset: u64,
     cookie: Cookie,
+    group: Group,
 }
 
 impl Probes {
@@ -103,9 +134,26 @@ impl Probes {
         let (drops, queue) = mpsc::channel::<Vec<Hold>>();
         let dropper = std::thread::Builder::new()
             .name("detach".to_owned())
-            .spawn(move || queue.into_iter().for_each(drop))
+            .spawn(move || {
+                // Closing takes no capability. One that cannot be given up does no harm here.
+                let _ = rustix::thread::set_capabilities(None, NONE);
+                queue.into_iter().for_each(drop);
+            })
             .ok();
-        Self { ebpf, multi, single: false, holds: BTreeMap::new(), drops: Some(drops), dropper }
+        Self {
+            ebpf,
+            multi,
+            single: false,
+            refused: false,
+            holds: BTreeMap::new(),
+            drops: Some(drops),
+            dropper,
+        }
+    }
+
+    /// Nothing will be attached: why is in [`crate::Kernel::missing`], or in the plan.
+    pub(crate) fn refuse(&mut self) {
+        self.refused = true;
     }
 
     /// Whether one link holds many symbols here: then letting go takes milliseconds, not seconds.
@@ -113,27 +161,43 @@ impl Probes {
         self.multi.is_some()
     }
 
-    /// Attaches the table's symbols found in a library.
+    /// Attaches the table's symbols found in a library, of these groups.
     ///
     /// `offsets` are (row of `SYMBOLS`, file offset), in the table's order.
-    pub fn attach(&mut self, library: LibraryId, path: &Path, offsets: &[(usize, u64)]) -> Attached {
+    pub fn attach(
+        &mut self,
+        library: LibraryId,
+        path: &Path,
+        offsets: &[(usize, u64)],
+        groups: &[Group],
+    ) -> Attached {
         let mut outcome = Attached::default();
+        if self.refused {
+            outcome.failed.push(("every symbol", KernelError::NoProbes));
+            return outcome;
+        }
         let mut seen = HashSet::new();
         let mut targets = Vec::new();
         for &(row, offset) in offsets {
             let Some(symbol) = SYMBOLS.get(row) else { continue };
             if seen.insert(offset) {
                 let cookie = symbol.cookie.in_library(library.0 & Cookie::LIBRARY_MAX);
-                targets.push(Target { name: symbol.name, offset, cookie });
+                let group = Group::of(symbol.operation);
+                targets.push(Target { name: symbol.name, offset, cookie, group });
             } else {
                 outcome.twins += 1;
             }
         }
+        targets.retain(|target| groups.contains(&target.group));
         if let Some(multi) = &self.multi {
-            match attach_many(multi, path, &targets) {
-                Ok(holds) => {
+            let many: Result<Vec<_>, KernelError> = groups
+                .iter()
+                .map(|group| Ok((*group, attach_many(multi, path, &targets, *group)?)))
+                .collect();
+            match many {
+                Ok(many) => {
                     outcome.symbols = u32::try_from(targets.len()).unwrap_or(u32::MAX);
-                    self.holds.insert(library, holds);
+                    self.holds.extend(many.into_iter().map(|(group, holds)| ((library, group), holds)));
                     return outcome;
                 }
                 // One place that the kernel refuses spoils the whole link: find it one by one.
@@ -144,14 +208,14 @@ impl Probes {
             outcome.failed.push(("every symbol", error));
             return outcome;
         }
-        for Target { name, offset, cookie } in targets {
+        for Target { name, offset, cookie, group } in targets {
             let (entry, exit) = pair(cookie.action());
             let both = self
                 .attach_one(exit, path, offset, cookie)
                 .and_then(|exit| Ok([exit, self.attach_one(entry, path, offset, cookie)?]));
             match both {
                 Ok(links) => {
-                    self.holds.entry(library).or_default().extend(links.map(Hold::One));
+                    self.holds.entry((library, group)).or_default().extend(links.map(Hold::One));
                     outcome.symbols += 1;
                 }
                 Err(error) => outcome.failed.push((name, error)),
@@ -175,7 +239,7 @@ impl Probes {
                 continue;
             }
             let program: &mut UProbe = program(&mut self.ebpf, name)?;
-            match program.load().map_err(|source| KernelError::Program { name, source }) {
+            match program.load().map_err(|error| KernelError::refusal(name, error)) {
                 Ok(()) => {}
                 Err(error) if optional => missing.push((name, error)),
                 Err(error) => return Err(error),
@@ -204,10 +268,46 @@ impl Probes {
 
     /// Lets a library go. What holds it closes on a thread of its own.
     pub fn detach(&mut self, library: LibraryId) {
-        if let (Some(holds), Some(drops)) = (self.holds.remove(&library), &self.drops) {
+        for group in Group::ALL {
+            self.shed(library, *group);
+        }
+    }
+
+    /// Lets a group of a library's symbols go, entries first: a call that has begun still sees its return.
+    pub fn shed(&mut self, library: LibraryId, group: Group) {
+        if let Some(mut holds) = self.holds.remove(&(library, group)) {
+            holds.reverse();
+            self.release(holds);
+        }
+    }
+
+    pub(crate) fn release(&self, holds: Vec<Hold>) {
+        if let Some(drops) = &self.drops {
             // The dropper lives as long as the sender; if it does not, dropping here is as right, only slower.
             let _ = drops.send(holds);
         }
+    }
+
+    /// Probes a function of the agent's own as a symbol that is counted.
+    pub(crate) fn attach_own(
+        &mut self,
+        path: &Path,
+        offset: u64,
+        cookie: Cookie,
+    ) -> Result<Vec<Hold>, KernelError> {
+        let (entry, exit) = pair(cookie.action());
+        if let Some(multi) = &self.multi {
+            let places = Places { offsets: vec![offset], cookies: vec![cookie.0] };
+            return [exit, entry]
+                .into_iter()
+                .map(|program| multi.attach(program, path, &places).map(Hold::Many))
+                .collect();
+        }
+        self.load_single(true, &mut Vec::new())?;
+        [exit, entry]
+            .into_iter()
+            .map(|program| self.attach_one(program, path, offset, cookie).map(Hold::One))
+            .collect()
     }
 }
 
@@ -222,9 +322,14 @@ impl Drop for Probes {
     }
 }
 
-fn attach_many(multi: &Multi, path: &Path, targets: &[Target]) -> Result<Vec<Hold>, KernelError> {
+fn attach_many(
+    multi: &Multi,
+    path: &Path,
+    targets: &[Target],
+    group: Group,
+) -> Result<Vec<Hold>, KernelError> {
     let mut by_program: BTreeMap<&str, Places> = BTreeMap::new();
-    for Target { offset, cookie, .. } in targets {
+    for Target { offset, cookie, .. } in targets.iter().filter(|target| target.group == group) {
         let (entry, exit) = pair(cookie.action());
         for program in [entry, exit] {
             let places = by_program.entry(program).or_default();

@@ -2,6 +2,7 @@
 //! Refuses tenants, NVML and `/proc`: facts come in as arguments, samples go out.
 
 mod attach;
+mod calibrate;
 mod error;
 mod load;
 mod maps;
@@ -10,14 +11,17 @@ mod perf;
 mod plan;
 mod raw;
 mod read;
+mod recent;
 mod reports;
+mod rows;
 mod waits;
 mod watch;
 
-pub use attach::{Attached, LibraryId, Probes};
+pub use attach::{Attached, Group, LibraryId, Probes};
+pub use calibrate::{Calibration, Site, calibrate, site};
 pub use error::KernelError;
 pub use load::{Kernel, MapSizes, object, start};
-pub use plan::{Boundary, Choices, ExitRule, HostFacts, Plan, TaskOffsets, Waits, decide};
+pub use plan::{Boundary, Choices, ExitRule, FLOOR, HostFacts, Plan, TaskOffsets, Waits, XidOffsets, decide};
 pub use read::Reader;
 pub use reports::Report;
 pub use watch::{Happening, Watcher};

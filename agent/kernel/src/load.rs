@@ -8,7 +8,7 @@ use aya::{
     maps::{Array, MapData},
     programs::{KProbe, RawTracePoint, TracePoint},
 };
-use cotenant_abi::Settings;
+use cotenant_abi::{Settings, TABLES, Table, WHOLE};
 
 use crate::{
     Boundary, ExitRule, KernelError, Plan, Probes, Reader, Waits, Watcher, maps::take, multi::Multi, raw::Raw,
@@ -28,18 +28,32 @@ pub struct MapSizes {
     pub threads: u32,
     pub pointers: u32,
     pub handles: u32,
+    /// Of the rows for live memory that others leave, what one process may take: parts of [`WHOLE`].
+    pub share: u32,
 }
 
 impl Default for MapSizes {
     fn default() -> Self {
-        Self { processes: 4096, threads: 16_384, pointers: 262_144, handles: 65_536 }
+        Self { processes: 4096, threads: 16_384, pointers: 262_144, handles: 65_536, share: 512 }
     }
 }
 
 impl MapSizes {
+    /// The same with another share, 0 to 1.
+    #[must_use]
+    pub fn with_share(self, share: f64) -> Self {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to WHOLE")]
+        let share = (share.clamp(0.0, 1.0) * WHOLE as f64).round() as u32;
+        Self { share, ..self }
+    }
+
+    pub(crate) fn rows(self, table: Table) -> u32 {
+        if table == Table::Pointers { self.pointers } else { self.handles }
+    }
+
     /// Rows by map name. Per-process tables are sized from the number of processes.
     pub(crate) fn entries(self) -> BTreeMap<&'static str, u32> {
-        let Self { processes, threads, pointers, handles } = self;
+        let Self { processes, threads, pointers, handles, .. } = self;
         BTreeMap::from([
             ("PROCESS_IDS", processes),
             ("PROCESSES", processes.saturating_mul(2)),
@@ -48,6 +62,8 @@ impl MapSizes {
             ("HANDLES", handles),
             ("PHYSICALS", handles),
             ("MAPPINGS", handles),
+            ("CHUNKS", handles),
+            ("POOLS", processes.saturating_mul(4)),
             ("CONTEXTS", processes.saturating_mul(2)),
             ("PRIMARIES", processes.saturating_mul(2)),
             ("ORDINALS", processes.saturating_mul(4)),
@@ -59,6 +75,9 @@ impl MapSizes {
             ("WAITS", processes.saturating_mul(8)),
             ("BLAME", processes.saturating_mul(16)),
             ("EFFORT", processes.saturating_mul(16)),
+            ("SWEPT", processes.saturating_mul(2)),
+            ("LEAN", processes.saturating_mul(2)),
+            ("RECENT", processes.saturating_mul(2)),
         ])
     }
 }
@@ -79,7 +98,7 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
         loader.map_max_entries(name, *entries);
     }
     let mut ebpf = loader.load(OBJECT).map_err(|error| KernelError::Object(Box::new(error)))?;
-    settle(&mut ebpf, plan, own_tgid)?;
+    settle(&mut ebpf, plan, sizes, own_tgid)?;
     let mut missing = Vec::new();
     for (name, category, event) in
         [("process_exit", "sched", "sched_process_exit"), ("process_exec", "sched", "sched_process_exec")]
@@ -88,11 +107,19 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
             missing.push((name, error));
         }
     }
-    let boundary = match plan.boundary {
+    let mut boundary = match plan.boundary {
         Boundary::Kprobe => kprobe(&mut ebpf, "uvm_ioctl", "uvm_unlocked_ioctl_entry"),
         Boundary::SyscallTracepoint => tracepoint(&mut ebpf, "ioctl_enter", "syscalls", "sys_enter_ioctl"),
         Boundary::ContextOnly => Ok(()),
     };
+    // A module that was built without function tracing has the symbol, and the kernel takes no kprobe on it.
+    if plan.boundary == Boundary::Kprobe
+        && plan.boundary_else
+        && let Err(error) = boundary
+    {
+        boundary = tracepoint(&mut ebpf, "ioctl_enter", "syscalls", "sys_enter_ioctl");
+        missing.push(("uvm_kprobe", error));
+    }
     if let Err(error) = boundary {
         missing.push(("boundary", error));
     }
@@ -100,6 +127,11 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
         && let Err(error) = tracepoint(&mut ebpf, "mark_victim", "oom", "mark_victim")
     {
         missing.push(("mark_victim", error));
+    }
+    if plan.xid.is_some()
+        && let Err(error) = tracepoint(&mut ebpf, "xid", "nvidia", "nvidia_dev_xid")
+    {
+        missing.push(("xid", error));
     }
     if let Some(waits) = plan.waits {
         // The waker's hook first: a block that is seen has a wake-up that is seen.
@@ -111,7 +143,7 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
             }
         }
     }
-    let multi = if plan.multi {
+    let multi = if plan.probes && plan.multi {
         match Multi::load(OBJECT, &ebpf, crate::attach::PROGRAMS) {
             Ok(multi) => Some(multi),
             Err(error) => {
@@ -123,22 +155,28 @@ pub fn start(plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<Kernel, Kern
         None
     };
     let events = take(&mut ebpf, "EVENTS")?;
-    let reader = Reader::take(&mut ebpf, &entries)?;
+    let reader = Reader::take(&mut ebpf, &entries, sizes)?;
     let watcher = Watcher::open(events)?;
     let mut probes = Probes::new(ebpf, multi);
-    if !probes.links_many() {
-        probes.load_single(plan.unmap, &mut missing)?;
+    if !plan.probes {
+        probes.refuse();
+    } else if !probes.links_many()
+        && let Err(error) = probes.load_single(plan.unmap, &mut missing)
+    {
+        probes.refuse();
+        missing.push(("allocation_probes", error));
     }
     Ok(Kernel { reader, probes, watcher, missing })
 }
 
-fn settle(ebpf: &mut aya::Ebpf, plan: &Plan, own_tgid: u32) -> Result<(), KernelError> {
+fn settle(ebpf: &mut aya::Ebpf, plan: &Plan, sizes: MapSizes, own_tgid: u32) -> Result<(), KernelError> {
     let name = "SETTINGS";
     let mut settings: Array<&mut MapData, Raw<Settings>> = ebpf
         .map_mut(name)
         .ok_or(KernelError::NoMap { name })?
         .try_into()
         .map_err(|source| KernelError::Map { name, source })?;
+    let xid = plan.xid.unwrap_or_default();
     let mut value = Settings {
         own_tgid,
         exit_rule: plan.exit.tag(),
@@ -155,6 +193,17 @@ fn settle(ebpf: &mut aya::Ebpf, plan: &Plan, own_tgid: u32) -> Result<(), Kernel
         victim_offset: plan.kills.unwrap_or(0),
         interrupts: [[0; 2]; 2],
         slow: plan.slow.map_or(0, |slow| u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX)),
+        row_limits: Table::ALL.iter().fold([0; TABLES], |mut limits, table| {
+            limits[*table as usize] = sizes.rows(*table).into();
+            limits
+        }),
+        swept: [0; TABLES],
+        row_share: sizes.share.into(),
+        lean: 0,
+        xid_code: xid.code,
+        xid_device: xid.device,
+        xid_message: xid.message,
+        shedding: 0,
     };
     if let Some(Waits { task, state_argument, interrupts, .. }) = plan.waits {
         (value.pid_offset, value.state_offset, value.flags_offset) = (task.pid, task.state, task.flags);
@@ -186,7 +235,7 @@ fn tracepoint(
     event: &str,
 ) -> Result<(), KernelError> {
     let program: &mut TracePoint = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(category, event).map_err(|source| KernelError::Attach {
         name,
         target: format!("{category}:{event}"),
@@ -197,14 +246,14 @@ fn tracepoint(
 
 fn raw_tracepoint(ebpf: &mut aya::Ebpf, name: &'static str) -> Result<(), KernelError> {
     let program: &mut RawTracePoint = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(name).map_err(|source| KernelError::Attach { name, target: name.to_owned(), source })?;
     Ok(())
 }
 
 fn kprobe(ebpf: &mut aya::Ebpf, name: &'static str, symbol: &str) -> Result<(), KernelError> {
     let program: &mut KProbe = program(ebpf, name)?;
-    program.load().map_err(|source| KernelError::Program { name, source })?;
+    program.load().map_err(|error| KernelError::refusal(name, error))?;
     program.attach(symbol, 0).map_err(|source| KernelError::Attach {
         name,
         target: symbol.to_owned(),

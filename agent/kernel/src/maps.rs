@@ -56,6 +56,21 @@ where
         Ok(rows)
     }
 
+    /// One row, if it is there.
+    pub(crate) fn get(&self, key: K) -> Result<Option<V>, KernelError> {
+        match self.map.get(&Raw(key), 0) {
+            Ok(Raw(value)) => Ok(Some(value)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(KernelError::Map { name: self.name, source }),
+        }
+    }
+
+    pub(crate) fn put(&mut self, key: K, value: V) -> Result<(), KernelError> {
+        self.map
+            .insert(Raw(key), Raw(value), 0)
+            .map_err(|source| KernelError::Map { name: self.name, source })
+    }
+
     /// Removes what a predicate does not keep; gives how many rows stay.
     pub(crate) fn retain(&mut self, keep: impl Fn(&K, &V) -> bool) -> Result<u64, KernelError> {
         let rows = self.rows()?;
@@ -79,11 +94,13 @@ where
         Ok(kept)
     }
 
-    pub(crate) fn remove(&mut self, key: K) -> Result<(), KernelError> {
+    /// Whether there was such a row: the programs may have been faster.
+    pub(crate) fn remove(&mut self, key: K) -> Result<bool, KernelError> {
         match self.map.remove(&Raw(key)) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(MapError::KeyNotFound) => Ok(false),
             Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
-                Ok(())
+                Ok(false)
             }
             Err(source) => Err(KernelError::Map { name: self.name, source }),
         }

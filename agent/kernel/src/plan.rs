@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use cotenant_abi::{EXIT_BY_FIELD, EXIT_BY_LEADER, EXIT_BY_SIGNAL_LIVE};
 
+/// `bpf_get_attach_cookie` for uprobes.
+pub const FLOOR: (u32, u32) = (5, 15);
+
 /// What the host offers, read by the `host` room.
 #[allow(clippy::struct_excessive_bools, reason = "facilities that are there or not, each for itself")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,6 +30,15 @@ pub struct HostFacts {
     pub contention: bool,
     /// Offset of `pid` in `oom:mark_victim`.
     pub victim_offset: Option<u32>,
+    pub xid: Option<XidOffsets>,
+}
+
+/// Where the fields of `nvidia:nvidia_dev_xid` are. The strings stand behind words that say where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XidOffsets {
+    pub code: u32,
+    pub device: u32,
+    pub message: u32,
 }
 
 /// Offsets in `task_struct`, from BTF.
@@ -102,10 +114,15 @@ impl ExitRule {
     }
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "each is used or not, for itself")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub boundary: Boundary,
+    /// The tracepoint may serve where the kprobe turns out not to.
+    pub boundary_else: bool,
     pub exit: ExitRule,
+    /// Uprobes carry cookies. Without them nothing that serves a traced call is attached either.
+    pub probes: bool,
     /// `cuMemUnmap` spans need `bpf_loop`.
     pub unmap: bool,
     /// One link holds every symbol of a library that one program serves.
@@ -113,13 +130,19 @@ pub struct Plan {
     pub waits: Option<Waits>,
     /// Offset of the victim in `oom:mark_victim`.
     pub kills: Option<u32>,
+    /// Faults are announced by tracepoint.
+    pub xid: Option<XidOffsets>,
     pub slow: Option<Duration>,
 }
 
 pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
-    let boundary = if facts.kprobes && facts.uvm_symbol {
+    let probes = facts.kernel >= FLOOR;
+    let tracepoint = facts.ioctl_tracepoint && choices.syscall_tracepoint;
+    let boundary = if !probes {
+        Boundary::ContextOnly
+    } else if facts.kprobes && facts.uvm_symbol {
         Boundary::Kprobe
-    } else if facts.ioctl_tracepoint && choices.syscall_tracepoint {
+    } else if tracepoint {
         Boundary::SyscallTracepoint
     } else {
         Boundary::ContextOnly
@@ -129,7 +152,7 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
         (None, Some((signal, live))) => ExitRule::SignalLive { signal, live },
         (None, None) => ExitRule::Leader,
     };
-    let waits = facts.task.filter(|_| choices.waits).map(|task| Waits {
+    let waits = facts.task.filter(|_| probes && choices.waits).map(|task| Waits {
         task,
         state_argument: facts.kernel >= (5, 18),
         interrupts: facts.interrupts,
@@ -137,11 +160,14 @@ pub fn decide(facts: &HostFacts, choices: Choices) -> Plan {
     });
     Plan {
         boundary,
+        boundary_else: boundary == Boundary::Kprobe && tracepoint,
         exit,
+        probes,
         unmap: facts.kernel >= (5, 17),
         multi: facts.kernel >= (6, 6),
         waits,
         kills: facts.victim_offset,
+        xid: facts.xid,
         slow: choices.slow,
     }
 }
@@ -164,12 +190,23 @@ mod tests {
             interrupts: None,
             contention: true,
             victim_offset: Some(8),
+            xid: None,
         }
     }
 
     #[test]
+    fn c107_faults_are_announced_where_the_driver_has_the_event() {
+        assert_eq!(decide(&facts(), ALLOWED).xid, None);
+        let offsets = XidOffsets { code: 12, device: 8, message: 16 };
+        assert_eq!(decide(&HostFacts { xid: Some(offsets), ..facts() }, ALLOWED).xid, Some(offsets));
+    }
+
+    #[test]
     fn a_kprobe_is_preferred_because_it_costs_other_system_calls_nothing() {
-        assert_eq!(decide(&facts(), ALLOWED).boundary, Boundary::Kprobe);
+        let plan = decide(&facts(), ALLOWED);
+        assert_eq!((plan.boundary, plan.boundary_else), (Boundary::Kprobe, true));
+        let forbidden = decide(&facts(), Choices { syscall_tracepoint: false, ..ALLOWED });
+        assert_eq!((forbidden.boundary, forbidden.boundary_else), (Boundary::Kprobe, false));
     }
 
     #[test]
@@ -188,6 +225,15 @@ mod tests {
         assert_eq!(decide(&older, ALLOWED).exit, ExitRule::SignalLive { signal: 2000, live: 8 });
         let oldest = HostFacts { signal_live: None, ..older };
         assert_eq!(decide(&oldest, ALLOWED).exit, ExitRule::Leader);
+    }
+
+    #[test]
+    fn c77_below_the_floor_only_what_needs_no_traced_call_is_attached() {
+        let old = decide(&HostFacts { kernel: (5, 10), ..facts() }, ALLOWED);
+        assert!(!old.probes && old.waits.is_none());
+        assert_eq!(old.boundary, Boundary::ContextOnly);
+        assert_eq!(old.kills, Some(8));
+        assert!(decide(&HostFacts { kernel: FLOOR, ..facts() }, ALLOWED).probes);
     }
 
     #[test]

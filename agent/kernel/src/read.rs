@@ -1,40 +1,33 @@
 //! Owns reading the maps into a [`KernelSample`], and clearing what ended processes leave behind.
 //! Refuses folding to tenants and any figure that the maps do not hold.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use cotenant_abi::{
     CallKey, Context, ContextLedger, ContextLedgerKey, END_EXEC, FailureKey, GPU_ORDINAL, GPU_UNKNOWN,
-    Handle, Latency, Ledger, LedgerKey, Loss, MAX_GPUS, Mapping, MemoryKind, Note, Operation, OrdinalKey,
-    Physical, Pointer, PointerKey, Process, Settings,
+    HostCalls, Latency, Ledger, LedgerKey, Loss, MAX_GPUS, MemoryKind, Note, Operation, OrdinalKey,
+    PointerKey, Pool, PoolKey, Process, Recent, Settings,
 };
 use cotenant_model::{
     CudaError, GpuId, ProcessId,
     sample::{
         CallRow, Confidence, End, FailureRow, GpuRef, Histogram, KernelSample, LatencyRow, LedgerRow,
-        MapFill, ProcessSample,
+        MapFill, PoolRow, ProcessSample,
     },
 };
 
 use crate::{
-    KernelError,
+    KernelError, MapSizes,
     maps::{Table, take},
     raw::Raw,
+    recent,
+    rows::{Rows, WriteOff, WriteOffs},
     waits::Waits,
 };
 
 /// Where the linker puts globals that start as zeroes: `HostCalls` is the only one.
 const GLOBALS: &str = ".bss";
-
-/// A sweep of the pointer maps takes at most this share of the time.
-const SWEEP_SHARE: u32 = 100;
-/// Contexts that come and go leave pointers behind without any process ending.
-const SWEEP_ALWAYS: Duration = Duration::from_mins(1);
-const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Every map that is read, each taken out of the object.
 pub struct Reader {
@@ -47,29 +40,26 @@ pub struct Reader {
     contexts: Table<PointerKey, Context>,
     primaries: Table<OrdinalKey, u64>,
     ordinals: Table<OrdinalKey, u64>,
-    pointers: Table<PointerKey, Pointer>,
-    handles: Table<PointerKey, Handle>,
-    physicals: Table<PointerKey, Physical>,
-    mappings: Table<PointerKey, Mapping>,
+    pools: Table<PoolKey, Pool>,
+    recent: Table<u64, Recent>,
+    lean: Table<u64, u64>,
+    rows: Rows,
+    /// Taken from ledger rows when the probes of their processes were shed.
+    written_off: WriteOffs,
     waits: Waits,
-    in_flight: Array<MapData, [u64; 2]>,
+    host: Array<MapData, Raw<HostCalls>>,
     gpus: HashMap<MapData, [u8; 16], u64>,
     next_gpu: Array<MapData, u64>,
     settings: Array<MapData, Raw<Settings>>,
     losses: PerCpuArray<MapData, u64>,
     notes: PerCpuArray<MapData, u64>,
-    /// Pointer-map rows kept at the last sweep, and its cost.
-    pointers_kept: u64,
-    handles_kept: u64,
-    swept: Instant,
-    sweep_cost: Duration,
-    stale: bool,
 }
 
 impl Reader {
     pub(crate) fn take(
         ebpf: &mut aya::Ebpf,
         entries: &BTreeMap<&'static str, u32>,
+        sizes: MapSizes,
     ) -> Result<Self, KernelError> {
         let size = |name| entries.get(name).copied().unwrap_or(0);
         macro_rules! table {
@@ -87,22 +77,18 @@ impl Reader {
             contexts: table!("CONTEXTS"),
             primaries: table!("PRIMARIES"),
             ordinals: table!("ORDINALS"),
-            pointers: table!("POINTERS"),
-            handles: table!("HANDLES"),
-            physicals: table!("PHYSICALS"),
-            mappings: table!("MAPPINGS"),
+            pools: table!("POOLS"),
+            recent: table!("RECENT"),
+            lean: table!("LEAN"),
+            rows: Rows::take(ebpf, entries, sizes)?,
+            written_off: WriteOffs::new(),
             waits: Waits::take(ebpf, entries)?,
-            in_flight: plain(ebpf, GLOBALS)?,
+            host: plain(ebpf, GLOBALS)?,
             gpus: plain(ebpf, "GPUS")?,
             next_gpu: plain(ebpf, "NEXT_GPU")?,
             settings: plain(ebpf, "SETTINGS")?,
             losses: plain(ebpf, "LOSSES")?,
             notes: plain(ebpf, "NOTES")?,
-            pointers_kept: 0,
-            handles_kept: 0,
-            swept: Instant::now(),
-            sweep_cost: Duration::ZERO,
-            stale: false,
         })
     }
 
@@ -131,9 +117,40 @@ impl Reader {
         }
         let next = taken.last().map_or(0, |last| last + 1);
         self.next_gpu.set(0, next, 0).map_err(failed)?;
+        self.settle(|settings| settings.uuids_closed = u8::from(!gpus.is_empty()))
+    }
+
+    /// The programs only read their settings.
+    fn settle(&mut self, change: impl FnOnce(&mut Settings)) -> Result<(), KernelError> {
+        let failed = |source| KernelError::Map { name: "SETTINGS", source };
         let Raw(mut settings) = self.settings.get(&0, 0).map_err(failed)?;
-        settings.uuids_closed = u8::from(!gpus.is_empty());
+        change(&mut settings);
         self.settings.set(0, Raw(settings), 0).map_err(failed)
+    }
+
+    /// Whose calls are counted and booked, but not timed.
+    pub fn spare(&mut self, processes: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
+        self.lean.retain(|id, _| processes.contains(&ProcessId(*id)))?;
+        for process in processes {
+            self.lean.put(process.0, 1)?;
+        }
+        self.settle(|settings| settings.lean = u64::from(!processes.is_empty()))
+    }
+
+    /// Probes on stream-ordered calls are about to come or go, or have settled.
+    pub fn expect_shedding(&mut self, expected: bool) -> Result<(), KernelError> {
+        self.settle(|settings| settings.shedding = expected.into())
+    }
+
+    /// The stream-ordered calls of these processes are not seen, or were not: what their pools hold is not known.
+    pub fn write_off(&mut self, processes: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
+        for (place, off) in self.rows.write_off(processes)? {
+            let sum = self.written_off.entry(place).or_default();
+            sum.bytes += off.bytes;
+            sum.rows += off.rows;
+        }
+        let removed = self.rows.removed();
+        self.settle(|settings| settings.swept = removed)
     }
 
     /// Every process that called the driver, ended ones included until [`Reader::retire`].
@@ -151,14 +168,24 @@ impl Reader {
         for (key, value) in &ledger {
             let Some(kind) = MemoryKind::from_tag(key.kind) else { continue };
             let gpu = gpus.resolve(key.process, key.gpu, kind.is_host());
+            let off = self.written_off.get(&(key.process, key.gpu, key.kind)).copied().unwrap_or_default();
             add_ledger(
                 folded.entry((key.process, gpu.clone(), kind)).or_insert_with(|| empty_row(gpu, kind)),
                 value,
+                off,
             );
         }
         for ((process, ..), row) in folded {
             if let Some(sample) = samples.get_mut(&process) {
                 sample.ledger.push(row);
+            }
+        }
+        for (key, pool) in self.pools.rows()? {
+            if let (GpuRef::Known(gpu), Some(sample)) =
+                (gpus.resolve(key.process, key.gpu, false), samples.get_mut(&key.process))
+            {
+                let bytes = u64::try_from(pool.bytes).ok().filter(|_| pool.unsure == 0);
+                sample.pools.push(PoolRow { gpu, bytes });
             }
         }
         let mut calls: BTreeMap<(u64, GpuRef, Operation), u64> = BTreeMap::new();
@@ -195,20 +222,24 @@ impl Reader {
         }
         let fill = |name, entries, capacity| MapFill { name, entries, capacity };
         let (stacks, [waits, blame, effort]) = self.waits.read(&mut samples)?;
-        let [in_flight, _] =
-            self.in_flight.get(&0, 0).map_err(|source| KernelError::Map { name: GLOBALS, source })?;
-        let maps = vec![
+        let Raw(host) = self.host.get(&0, 0).map_err(|source| KernelError::Map { name: GLOBALS, source })?;
+        let in_flight = u64::try_from(host.in_flight).unwrap_or(0);
+        let mut maps = vec![
             fill(self.processes.name(), processes.len() as u64, self.processes.capacity()),
             fill(self.ledger.name(), ledger.len() as u64, self.ledger.capacity()),
             fill(self.calls.name(), call_rows.len() as u64, self.calls.capacity()),
             fill(self.failures.name(), failure_rows.len() as u64, self.failures.capacity()),
             fill(self.latency.name(), latency_rows.len() as u64, self.latency.capacity()),
-            fill(self.pointers.name(), self.pointers_kept, self.pointers.capacity()),
-            fill(self.handles.name(), self.handles_kept, self.handles.capacity()),
             waits,
             blame,
             effort,
         ];
+        maps.extend(self.rows.fill(&host));
+        for (id, _) in processes.iter().filter(|(_, process)| process.ended != 0) {
+            if let (Some(recent), Some(sample)) = (self.recent.get(*id)?, samples.get_mut(id)) {
+                sample.last_calls = recent::calls(&recent, |code| gpus.resolve(*id, code, false));
+            }
+        }
         Ok(KernelSample {
             processes: samples.into_values().collect(),
             stacks,
@@ -226,6 +257,20 @@ impl Reader {
         Ok(Gpus::read(self, only)?.resolve(process.0, code, false))
     }
 
+    /// Which GPU a process calls this. The only GPU can be no other than the first.
+    pub fn gpu_of_ordinal(
+        &self,
+        process: ProcessId,
+        ordinal: u32,
+        only: Option<&GpuId>,
+    ) -> Result<GpuRef, KernelError> {
+        let code = u8::try_from(ordinal).ok().filter(|ordinal| ordinal & GPU_ORDINAL == 0);
+        let Some(code) = code.map(|ordinal| ordinal | GPU_ORDINAL).filter(|code| *code != GPU_UNKNOWN) else {
+            return Ok(GpuRef::Unknown);
+        };
+        Ok(Gpus::read(self, only.filter(|_| ordinal == 0))?.resolve(process.0, code, false))
+    }
+
     /// Forgets processes whose final figures have been taken.
     pub fn retire(&mut self, ended: &BTreeSet<ProcessId>) -> Result<(), KernelError> {
         self.waits.retire(ended)?;
@@ -239,43 +284,24 @@ impl Reader {
             self.contexts.retain(|key, _| alive(key.process))?;
             self.primaries.retain(|key, _| alive(key.process))?;
             self.ordinals.retain(|key, _| alive(key.process))?;
+            self.pools.retain(|key, _| alive(key.process))?;
             for id in ended {
                 self.processes.remove(id.0)?;
+                self.recent.remove(id.0)?;
+                self.lean.remove(id.0)?;
             }
-            self.stale = true;
+            self.written_off.retain(|(process, ..), _| alive(*process));
+            self.rows.retire(ended)?;
         }
-        let due = SWEEP_INTERVAL.max(self.sweep_cost * SWEEP_SHARE);
-        if self.stale && self.swept.elapsed() >= due || self.swept.elapsed() >= due.max(SWEEP_ALWAYS) {
-            self.sweep()?;
+        if self.rows.due() {
+            let (contexts, processes) = (&self.contexts, &self.processes);
+            self.rows.sweep(
+                || Ok(contexts.rows()?.into_iter().map(|(_, context)| context.id).collect()),
+                || processes.rows(),
+            )?;
+            let removed = self.rows.removed();
+            self.settle(|settings| settings.swept = removed)?;
         }
-        Ok(())
-    }
-
-    /// Clears pointers and handles of processes and contexts that are gone.
-    ///
-    /// Rows are read before the lists that judge them, so that a row of a process or context born under way is
-    /// never judged by a list that is too old to know it.
-    fn sweep(&mut self) -> Result<(), KernelError> {
-        let begun = Instant::now();
-        let pointers = self.pointers.rows()?;
-        let handles = self.handles.rows()?;
-        let physicals = self.physicals.rows()?;
-        let mappings = self.mappings.rows()?;
-        let contexts: BTreeSet<u64> =
-            self.contexts.rows()?.into_iter().map(|(_, context)| context.id).collect();
-        let alive: BTreeSet<u64> = self.processes.rows()?.into_iter().map(|(id, _)| id).collect();
-        // An address of a dead context may come back to life while we look; only a filling map is worth that.
-        let filling = pointers.len() as u64 > self.pointers.capacity() / 2;
-        self.pointers_kept = self.pointers.retain_of(pointers, |key, pointer| {
-            let orphan = filling && pointer.context != 0 && !contexts.contains(&pointer.context);
-            !orphan && alive.contains(&key.process)
-        })?;
-        self.handles_kept = self.handles.retain_of(handles, |key, _| alive.contains(&key.process))?;
-        self.physicals.retain_of(physicals, |key, _| alive.contains(&key.process))?;
-        self.mappings.retain_of(mappings, |key, _| alive.contains(&key.process))?;
-        self.swept = Instant::now();
-        self.sweep_cost = begun.elapsed();
-        self.stale = false;
         Ok(())
     }
 }
@@ -365,6 +391,8 @@ fn sample_of(id: u64, process: &Process) -> ProcessSample {
         ended_at: process.ended,
         confidence,
         before_memory,
+        last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),
@@ -375,15 +403,18 @@ fn sample_of(id: u64, process: &Process) -> ProcessSample {
     }
 }
 
-fn add_ledger(row: &mut LedgerRow, value: &Ledger) {
+fn add_ledger(row: &mut LedgerRow, value: &Ledger, off: WriteOff) {
     // Read while it moves: a free may be seen before its allocation. Never below zero (C13).
-    row.live += u64::try_from(value.live).unwrap_or(0);
+    let live = u64::try_from(value.live).unwrap_or(0);
+    // What was written off may have died with its context meanwhile, in the programs' own account.
+    let off = WriteOff { bytes: off.bytes.min(live), ..off };
+    row.live += live - off.bytes;
     // Rows fold when a GPU was booked by its ordinal first: their peaks may lie apart, so this is at least.
     row.peak = row.peak.max(u64::try_from(value.peak).unwrap_or(0));
     row.allocated += value.allocated;
-    row.freed += value.freed;
+    row.freed += value.freed + off.bytes;
     row.allocations += value.allocations;
-    row.frees += value.frees;
+    row.frees += (value.frees + off.rows).min(value.allocations.max(value.frees));
 }
 
 fn empty_row(gpu: GpuRef, kind: MemoryKind) -> LedgerRow {
@@ -423,7 +454,22 @@ mod tests {
         add_ledger(
             &mut row,
             &Ledger { live: -4096, peak: 0, allocated: 0, freed: 4096, allocations: 0, frees: 1 },
+            WriteOff::default(),
         );
         assert_eq!(row.live, 0);
+    }
+
+    #[test]
+    fn c67_what_is_written_off_counts_as_freed_and_no_more_than_lives() {
+        let ledger =
+            |live, freed| Ledger { live, peak: 9, allocated: 9, freed, allocations: 9, frees: freed };
+        let off = WriteOff { bytes: 4, rows: 4 };
+        let mut row = empty_row(GpuRef::Unknown, MemoryKind::Pool);
+        add_ledger(&mut row, &ledger(6, 3), off);
+        assert_eq!((row.live, row.freed, row.frees), (2, 7, 7));
+        // Their context died, and took them along.
+        let mut row = empty_row(GpuRef::Unknown, MemoryKind::Pool);
+        add_ledger(&mut row, &ledger(0, 9), off);
+        assert_eq!((row.live, row.freed, row.frees), (0, 9, 9));
     }
 }

@@ -3,12 +3,13 @@
 
 use cotenant_abi::{
     EVENT_DUPLICATE_LIBRARY, EVENT_FAILED, EVENT_KILLED, EVENT_PROCESS_ENDED, EVENT_PROCESS_SEEN,
-    EVENT_RETRIED, EVENT_SLOW, MAX_HOLDERS, Operation,
+    EVENT_RETRIED, EVENT_SLOW, EVENT_XID, MAX_HOLDERS, Operation,
 };
 use cotenant_model::{
     CudaError, ProcessId,
     report::{FailedCall, KilledThread, RetriedCall, SlowCall},
     sample::StackId,
+    xid::{PciAddress, XidDetail, XidGpu, XidReport, XidSource},
 };
 
 use crate::{LibraryId, watch::Happening};
@@ -20,6 +21,7 @@ pub enum Report {
     Killed(KilledThread),
     Slow { gpu: u8, call: SlowCall },
     Retried { gpu: u8, call: RetriedCall },
+    Fault(XidReport),
 }
 
 /// Reads integers in order; `None` once the record is too short.
@@ -48,6 +50,7 @@ impl Cursor<'_> {
 /// An unknown tag, or a record that is too short, is nothing.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Happening> {
     let mut fields = Cursor(bytes);
+    // Of an Xid the second word is the code, and the third the time.
     let (tag, tgid, process) = (fields.u32()?, fields.u32()?, fields.u64()?);
     let id = ProcessId(process);
     match tag {
@@ -67,6 +70,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Happening> {
         EVENT_KILLED => killed(process, tgid, fields).map(Happening::Reported),
         EVENT_RETRIED => retried(id, fields).map(Happening::Reported),
         EVENT_SLOW => slow(id, tgid, fields).map(Happening::Reported),
+        EVENT_XID => fault(tgid, process, fields).map(|report| Happening::Reported(Report::Fault(report))),
         _ => None,
     }
 }
@@ -144,6 +148,19 @@ fn retried(process: ProcessId, mut fields: Cursor<'_>) -> Option<Report> {
     Some(Report::Retried { gpu, call: RetriedCall { process, operation, at, failed_at, bytes } })
 }
 
+/// The message is the driver's, without the process that stands before it in the kernel's log: that one is learned when
+/// the log's line joins this report.
+fn fault(code: u32, time_ns: u64, mut fields: Cursor<'_>) -> Option<XidReport> {
+    let (device, message): ([u8; 32], [u8; 128]) = (fields.take()?, fields.take()?);
+    let text = |bytes: &[u8]| {
+        String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
+    };
+    let gpu = XidGpu::Pci(PciAddress::parse(&text(&device))?);
+    let message = Some(text(&message)).filter(|message| !message.is_empty());
+    let detail = XidDetail { message, ..XidDetail::default() };
+    Some(XidReport { source: XidSource::Tracepoint, time_ns, gpu, code, detail })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +214,30 @@ mod tests {
         };
         assert_eq!(call.holders, [(ProcessId(21), 4 << 30), (ProcessId(8), 1 << 30)]);
         assert_eq!((call.requested, call.total, call.own), (Some(1 << 30), 5 << 30, 1 << 30));
+    }
+
+    #[test]
+    fn c107_a_fault_announced_by_tracepoint_has_its_place_and_its_text() {
+        let mut bytes = Vec::new();
+        for word in [EVENT_XID, 79] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(1_000u64.to_ne_bytes());
+        let padded = |text: &str, size| {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes.resize(size, 0);
+            bytes
+        };
+        bytes.extend(padded("0000:3b:00.0", 32));
+        bytes.extend(padded("GPU has fallen off the bus.", 128));
+        assert_eq!(bytes.len(), size_of::<cotenant_abi::XidFault>());
+        let Some(Happening::Reported(Report::Fault(fault))) = decode(&bytes) else { panic!("not a fault") };
+        let place = PciAddress { domain: 0, bus: 0x3b, device: 0 };
+        assert_eq!((fault.code, fault.time_ns, fault.gpu), (79, 1_000, XidGpu::Pci(place)));
+        assert_eq!(fault.source, XidSource::Tracepoint);
+        assert_eq!(fault.detail.message.as_deref(), Some("GPU has fallen off the bus."));
+        bytes[16] = b'x';
+        assert_eq!(decode(&bytes), None, "no place, no fault");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Owns what NVML said about the GPUs, and why it did not say something.
 //! Refuses defaults: a figure that was not read is an [`Absence`], never a zero.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::GpuId;
@@ -139,6 +140,63 @@ pub struct GpuSample {
     pub ecc_corrected: Reading<u64>,
     pub ecc_uncorrected: Reading<u64>,
     pub mig_enabled: Reading<bool>,
+    pub compute_mode: Reading<ComputeMode>,
+    /// When figures that do not come with every poll were read, by reading, since the agent's start. Whatever is not in here
+    /// is as old as the poll.
+    pub read: BTreeMap<&'static str, Duration>,
+}
+
+impl GpuSample {
+    /// One of which nothing is read.
+    pub fn absent(id: GpuId, index: u32, reason: Absence) -> Self {
+        Self {
+            id,
+            index,
+            name: String::new(),
+            pci: String::new(),
+            parent: None,
+            memory: Err(reason),
+            processes: Err(reason),
+            process_utilization: Err(reason),
+            utilization: Err(reason),
+            memory_bandwidth_utilization: Err(reason),
+            power_watts: Err(reason),
+            energy_joules: Err(reason),
+            temperature_celsius: Err(reason),
+            pcie_transmit_bytes_per_second: Err(reason),
+            pcie_receive_bytes_per_second: Err(reason),
+            clocks_event_reasons: Err(reason),
+            ecc_corrected: Err(reason),
+            ecc_uncorrected: Err(reason),
+            mig_enabled: Err(reason),
+            compute_mode: Err(reason),
+            read: BTreeMap::new(),
+        }
+    }
+}
+
+/// Who may have contexts on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ComputeMode {
+    /// Anybody, any number.
+    Default,
+    /// One thread. Drivers of this decade take it for one process.
+    ExclusiveThread,
+    /// Nobody.
+    Prohibited,
+    /// One process; an MPS server is one.
+    ExclusiveProcess,
+}
+
+impl ComputeMode {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::ExclusiveThread => "exclusive_thread",
+            Self::Prohibited => "prohibited",
+            Self::ExclusiveProcess => "exclusive_process",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

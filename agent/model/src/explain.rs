@@ -1,11 +1,13 @@
 //! Owns an incident in plain words, for somebody who was just woken up: who hurt whom, what was measured, why we say so, what to do.
 //! Refuses numbers of its own: what is not known is said to be unknown, and nothing is rounded up to certainty.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::incident::{Evidence, FailureEvidence, Incident, Kind, State, Victim, WaitEvidence};
+use crate::sharing::Sharing;
 use crate::verdict::{Certainty, VerdictKind};
 use crate::{GpuId, WaitClass};
 
@@ -57,6 +59,19 @@ pub struct Explained {
 impl From<Incident> for Explained {
     fn from(incident: Incident) -> Self {
         Self { line: line(&incident), explanation: explain(&incident), incident }
+    }
+}
+
+impl Explained {
+    /// With how each of its GPUs is shared.
+    pub fn told(incident: Incident, sharing: &BTreeMap<GpuId, Sharing>) -> Self {
+        let mut explained = Self::from(incident);
+        for gpu in &explained.incident.gpus {
+            if let Some(sharing) = sharing.get(gpu) {
+                explained.explanation.because.push(format!("{gpu} {}.", sharing.words()));
+            }
+        }
+        explained
     }
 }
 

@@ -1,8 +1,16 @@
 //! Owns what a scheduler granted: device ids and resource names as facts beside use.
 //! Refuses ownership: a grant says who may use a GPU, never who does.
 
+mod book;
+mod declared;
+mod holding;
+
 use std::collections::BTreeSet;
 use std::fmt;
+
+pub use book::{Book, GrantsView, RequestRow, ShareRow, SourceView, StandingRow};
+pub use declared::{Amount, Declared, Request, RequestSource};
+pub use holding::Facts;
 
 use crate::{GpuId, Reading};
 
@@ -10,6 +18,7 @@ use crate::{GpuId, Reading};
 const UUID: usize = 36;
 /// Namespaces whose pods hold a GPU for pods that share it (KAI, Run:ai). Not a pod's name: anybody can take one.
 const RESERVATIONS: [&str; 2] = ["kai-resource-reservation", "runai-reservation"];
+const GPUSHARE: &str = "aliyun.com/gpu-mem";
 
 /// The device behind an id of a device plugin.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,7 +60,7 @@ impl DeviceId {
         Self { physical, gpu_instance: None, compute_instance: None, replica: None }
     }
 
-    /// The grammar of the plugins: `GPU-u`, `GPU-u::3`, `GPU-u-1`, `MIG-u`, `MIG-u::2`, `MIG-GPU-u/5/0`,
+    /// The grammar of the plugins: `GPU-u`, `GPU-u::3`, `GPU-u-1`, `GPU-u-_-7`, `MIG-u`, `MIG-u::2`, `MIG-GPU-u/5/0`,
     /// `nvidia0`, `nvidia0/vgpu2`, `nvidia0/gi3`, `nvidia0/gi3/vgpu1`.
     pub fn parse(text: &str) -> Result<Self, DeviceIdError> {
         let shown = || text.chars().take(80).collect::<String>();
@@ -94,11 +103,11 @@ impl DeviceId {
         } else {
             Physical::Gpu(GpuId::from_nvml(&format!("GPU-{of}")))
         };
-        // Older plugins and HAMi number their shares with one dash.
+        // Older plugins and HAMi number their shares with one dash, gpushare its units of memory with `-_-`.
         let replica = match (replica, rest) {
             (replica, "") => replica,
             (None, rest) => {
-                let share = rest.strip_prefix('-').and_then(number);
+                let share = rest.strip_prefix("-_-").or_else(|| rest.strip_prefix('-')).and_then(number);
                 Some(share.ok_or_else(|| DeviceIdError::Suffix(shown()))?)
             }
             _ => return Err(DeviceIdError::Suffix(shown())),
@@ -164,13 +173,18 @@ pub enum Resource {
     Gpu,
     /// Renamed by the plugin because it is shared: `….shared`.
     Shared,
+    /// Units of memory, as gpushare counts them: `aliyun.com/gpu-mem`.
+    Memory,
     /// `nvidia.com/mig-1g.10gb`, shared or not.
     Mig { profile: String, shared: bool },
 }
 
 impl Resource {
-    /// Any resource of `nvidia.com/`, whatever the administrator renamed it to, and those in `also`.
+    /// Any resource of `nvidia.com/`, whatever the administrator renamed it to, gpushare's, and those in `also`.
     pub fn parse(name: &str, also: &[String]) -> Option<Self> {
+        if name == GPUSHARE {
+            return Some(Self::Memory);
+        }
         let local = match name.strip_prefix("nvidia.com/") {
             Some(local) if !local.is_empty() => local,
             _ if also.iter().any(|other| other == name) => name.rsplit('/').next().unwrap_or(name),
@@ -230,11 +244,13 @@ impl Grant {
     }
 
     /// `live`: the UIDs of pods with a cgroup or process on this node; `None` where they could not be listed.
-    pub fn state(&self, live: Option<&BTreeSet<String>>) -> GrantState {
+    /// `all_named`: something names each of them, so that a pod that nothing names is none of them.
+    pub fn state(&self, live: Option<&BTreeSet<String>>, all_named: bool) -> GrantState {
         match (live, &self.pod_uid) {
             _ if self.is_reservation() => GrantState::Reservation,
             (Some(live), Some(uid)) if live.contains(uid) => GrantState::Held,
             (Some(_), Some(_)) => GrantState::Stale,
+            (Some(_), None) if all_named => GrantState::Stale,
             _ => GrantState::Unknown,
         }
     }
@@ -242,16 +258,19 @@ impl Grant {
     /// The GPUs by UUID, each once however many shares of it are granted; MIG devices by theirs.
     /// `node`: which UUID `nvidiaN` is.
     pub fn gpus(&self, node: impl Fn(u32) -> Option<GpuId>) -> BTreeSet<GpuId> {
-        self.devices
-            .iter()
-            .filter_map(|device| match device {
-                GrantedDevice::Known(id) => match &id.physical {
-                    Physical::Gpu(gpu) | Physical::Mig(gpu) => Some(gpu.clone()),
-                    Physical::Node(minor) => node(*minor),
-                },
-                GrantedDevice::Claimed { .. } => None,
-            })
-            .collect()
+        self.devices.iter().filter_map(|device| device.gpu(&node)).collect()
+    }
+}
+
+impl GrantedDevice {
+    fn gpu(&self, node: impl Fn(u32) -> Option<GpuId>) -> Option<GpuId> {
+        match self {
+            Self::Known(DeviceId { physical: Physical::Gpu(gpu) | Physical::Mig(gpu), .. }) => {
+                Some(gpu.clone())
+            }
+            Self::Known(DeviceId { physical: Physical::Node(minor), .. }) => node(*minor),
+            Self::Claimed { .. } => None,
+        }
     }
 }
 
@@ -264,9 +283,33 @@ pub enum Standing {
     Mismatch,
     /// Used, and nothing was granted (C06).
     UsedWithoutGrant,
+    /// Granted to a pod that is gone (C09).
+    Stale,
+    /// Held for others (C28).
+    Reservation,
 }
 
 impl Standing {
+    pub const ALL: &'static [Self] = &[
+        Self::GrantedAndUsed,
+        Self::GrantedIdle,
+        Self::Mismatch,
+        Self::UsedWithoutGrant,
+        Self::Stale,
+        Self::Reservation,
+    ];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::GrantedAndUsed => "used",
+            Self::GrantedIdle => "idle",
+            Self::Mismatch => "allocation_mismatch",
+            Self::UsedWithoutGrant => "none",
+            Self::Stale => "stale",
+            Self::Reservation => "reservation",
+        }
+    }
+
     /// Of one GPU. `used`: the bytes that process lists show, absent if they could not be read, so that an
     /// unreadable GPU is never idle (C14). `elsewhere`: whether the tenant has a grant on another GPU.
     pub fn of(granted: bool, used: Reading<u64>, elsewhere: bool) -> Reading<Option<Self>> {
@@ -307,6 +350,7 @@ mod tests {
             ("GPU-u", id(gpu(), None, None, None)),
             ("GPU-u::3", id(gpu(), None, None, Some(3))),
             ("GPU-u-1", id(gpu(), None, None, Some(1))),
+            ("GPU-u-_-7", id(gpu(), None, None, Some(7))),
             ("nvidia0", id(Physical::Node(0), None, None, None)),
             ("nvidia12", id(Physical::Node(12), None, None, None)),
             ("nvidia0/vgpu2", id(Physical::Node(0), None, None, Some(2))),
@@ -342,6 +386,8 @@ mod tests {
             "GPU-u-",
             "GPU-ux",
             "GPU-u-1::2",
+            "GPU-u-_-",
+            "GPU-u-_-1::2",
             "GPU-u::99999999999",
             "MIG-GPU-u",
             "MIG-GPU-u/5",
@@ -374,6 +420,7 @@ mod tests {
         assert_eq!(read("nvidia.com/mig-1g.10gb.shared"), mig(true));
         assert_eq!(read("nvidia.com/a100"), Some(Resource::Gpu));
         assert_eq!(read("example.com/card"), Some(Resource::Gpu));
+        assert_eq!(read("aliyun.com/gpu-mem"), Some(Resource::Memory));
         assert_eq!(read("example.com/foo"), None);
         assert_eq!(read("nvidia.com/"), None);
         assert_eq!(read("nvidia.community/gpu"), None);
@@ -404,16 +451,17 @@ mod tests {
     #[test]
     fn c09_a_grant_without_its_pod_is_stale_and_only_if_pods_could_be_listed() {
         let live = BTreeSet::from([U.to_owned()]);
-        assert_eq!(grant("a", Some(U), &[]).state(Some(&live)), GrantState::Held);
-        assert_eq!(grant("a", Some("gone"), &[]).state(Some(&live)), GrantState::Stale);
-        assert_eq!(grant("a", Some("gone"), &[]).state(None), GrantState::Unknown);
-        assert_eq!(grant("a", None, &[]).state(Some(&live)), GrantState::Unknown);
+        assert_eq!(grant("a", Some(U), &[]).state(Some(&live), false), GrantState::Held);
+        assert_eq!(grant("a", Some("gone"), &[]).state(Some(&live), false), GrantState::Stale);
+        assert_eq!(grant("a", Some("gone"), &[]).state(None, true), GrantState::Unknown);
+        assert_eq!(grant("a", None, &[]).state(Some(&live), false), GrantState::Unknown);
+        assert_eq!(grant("a", None, &[]).state(Some(&live), true), GrantState::Stale);
     }
 
     #[test]
     fn c28_a_reservation_is_its_namespace_and_nobody_can_name_itself_one() {
         let live = BTreeSet::from([U.to_owned()]);
-        let of = |namespace| grant(namespace, Some(U), &["GPU-u"]).state(Some(&live));
+        let of = |namespace| grant(namespace, Some(U), &["GPU-u"]).state(Some(&live), false);
         assert_eq!(of("kai-resource-reservation"), GrantState::Reservation);
         assert_eq!(of("team-a"), GrantState::Held);
         let named = Grant { pod: "gpu-reservation-x".into(), ..grant("team-a", Some(U), &[]) };

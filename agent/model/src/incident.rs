@@ -32,7 +32,7 @@ mod timeline;
 mod view;
 
 pub use action::{Action, Remedy};
-pub use observation::{KillNote, KillScope, Movement, Observation, Stall, WaitDelta, XidNote};
+pub use observation::{CallNote, KillNote, KillScope, Movement, Observation, Stall, WaitDelta, XidNote};
 pub use store::{Changes, Incidents, Losses};
 pub use timeline::{Chain, Step};
 
@@ -354,6 +354,8 @@ pub struct KillEvidence {
     pub processes: u64,
     pub gpu_live: Vec<GpuBytes>,
     pub host_pinned: Option<u64>,
+    /// The last calls that moved memory, oldest first.
+    pub last_calls: Vec<CallNote>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

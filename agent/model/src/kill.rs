@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::report::LastCall;
 use crate::sample::{GpuRef, LedgerRow};
 use crate::{GpuId, MemoryKind, ProcessId, Tenant};
 
@@ -138,6 +139,8 @@ pub struct Held {
     pub pinned: u64,
     /// Who else held memory on the same GPUs; for the caller to fill.
     pub neighbours: Vec<(GpuId, Tenant)>,
+    /// The last calls that moved memory, oldest first; for the caller to fill.
+    pub last_calls: Vec<LastCall>,
 }
 
 impl Held {

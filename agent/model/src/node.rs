@@ -7,11 +7,11 @@ use std::{
 };
 
 use crate::{
-    Absence, DeviceSample, GpuId, GpuProcess, GpuSample, MemoryKind, ProcessId, Reading, Tenant, TenantKind,
-    WaitClass,
+    Absence, DeviceSample, GpuId, GpuProcess, GpuSample, MemoryKind, ProcessId, Reading, Tenant, WaitClass,
     blame::{Blame, Edge, Share},
     excess::{Baselines, Excess},
     sample::{Confidence, GpuRef, Histogram, KernelSample, LedgerRow, ProcessSample, StackId},
+    sharing::Sharing,
     view::{GpuView, MemoryTotals, Residual, TenantView},
     wait::class_of,
 };
@@ -162,7 +162,7 @@ impl Node {
                 view_of(tenant, account, processes, &owners, names.classes)
             })
             .collect();
-        let gpus = device.gpus.iter().map(|gpu| gpu_view(gpu, now.saturating_sub(device.taken))).collect();
+        let gpus = device.gpus.iter().map(|gpu| gpu_view(gpu, now, device.taken)).collect();
         Step {
             gpus,
             tenants: views,
@@ -253,10 +253,9 @@ impl<'a> Owners<'a> {
         owners
     }
 
-    /// The MPS server works for its clients and belongs to none of them.
     fn owner(&self, process: &GpuProcess) -> Option<Tenant> {
         if process.mps_server {
-            return Some(Tenant::plain(TenantKind::System, "mps-server"));
+            return Some(Tenant::mps_server());
         }
         self.by_pid.get(&process.pid).cloned()
     }
@@ -293,6 +292,7 @@ fn view_of(
         confidence,
         memory: totals.memory,
         process_bytes: owners.bytes.get(tenant).cloned().unwrap_or_default(),
+        pool_reserved: pools(processes),
         residual: account.residual.clone(),
         utilization: owners.utilization.get(tenant).cloned().unwrap_or_default(),
         operations: totals.operations,
@@ -300,11 +300,38 @@ fn view_of(
         latency: totals.latency,
         waits: totals.waits,
         excess: account.excess,
+        limits: Vec::new(),
+        device_cgroup_bytes: BTreeMap::new(),
     }
 }
 
+/// What pools have taken is known of a process that was seen from its beginning and whose pools use no more than that.
+fn pools(processes: &[&ProcessSample]) -> BTreeMap<GpuId, Option<u64>> {
+    let mut reserved: BTreeMap<GpuId, Option<u64>> = BTreeMap::new();
+    for process in processes {
+        let used = |gpu: &GpuId| -> u64 {
+            let rows = process.ledger.iter().filter(|row| row.kind == MemoryKind::Pool);
+            rows.filter(|row| row.gpu == GpuRef::Known(gpu.clone())).map(|row| row.live).sum()
+        };
+        let complete = process.confidence == Confidence::Complete;
+        for row in &process.pools {
+            let known = row.bytes.filter(|bytes| complete && *bytes >= used(&row.gpu));
+            let sum = reserved.entry(row.gpu.clone()).or_insert(Some(0));
+            *sum = sum.zip(known).map(|(sum, bytes)| sum + bytes);
+        }
+        // Pools that take their memory in a way that was not seen.
+        for row in process.ledger.iter().filter(|row| row.kind == MemoryKind::Pool && row.live > 0) {
+            let GpuRef::Known(gpu) = &row.gpu else { continue };
+            if !process.pools.iter().any(|pool| pool.gpu == *gpu) {
+                reserved.insert(gpu.clone(), None);
+            }
+        }
+    }
+    reserved
+}
+
 /// R2: what is published as used, reserved, attributed and unattributed adds up, or is not published.
-fn gpu_view(sample: &GpuSample, age: Duration) -> GpuView {
+fn gpu_view(sample: &GpuSample, now: Duration, taken: Duration) -> GpuView {
     let reserved = sample.memory.and_then(|memory| memory.reserved.ok_or(Absence::SymbolMissing));
     let mut reason = None;
     let unattributed = match (&sample.memory, &sample.processes) {
@@ -321,7 +348,13 @@ fn gpu_view(sample: &GpuSample, age: Duration) -> GpuView {
     };
     GpuView {
         sample: sample.clone(),
-        age_seconds: age.as_secs_f64(),
+        age_seconds: now.saturating_sub(taken).as_secs_f64(),
+        figure_ages: sample
+            .read
+            .iter()
+            .map(|(figure, read)| (*figure, now.saturating_sub(*read).as_secs_f64()))
+            .collect(),
+        sharing: Sharing::UNKNOWN,
         reserved,
         unattributed,
         unattributed_reason: reason,

@@ -1,10 +1,11 @@
 //! Owns the proofs of the fold and of the balance, on samples made by hand.
 
 use super::*;
+use crate::TenantKind;
 use crate::{
     CudaError, DeviceMemory, Operation,
     device::GpuProcess,
-    sample::{CallRow, End, FailureRow},
+    sample::{CallRow, End, FailureRow, PoolRow},
 };
 
 const GIB: u64 = 1 << 30;
@@ -64,6 +65,8 @@ fn device(used: u64, processes: Reading<Vec<GpuProcess>>) -> DeviceSample {
         ecc_corrected: Err(Absence::NotSupported),
         ecc_uncorrected: Err(Absence::NotSupported),
         mig_enabled: Err(Absence::NotSupported),
+        compute_mode: Err(Absence::NotSupported),
+        read: BTreeMap::new(),
     });
     sample
 }
@@ -191,4 +194,27 @@ fn counters_of_a_tenant_only_grow_over_its_processes_lives() {
     let one = memory(&world.step(vec![process(12, GIB)], &nothing, 3), "a");
     assert_eq!(both, one);
     assert_eq!((one.live, one.allocated, one.freed, one.peak), (GIB, 2 * GIB, GIB, 2 * GIB));
+}
+
+#[test]
+fn what_pools_have_taken_is_known_of_all_processes_or_not_said() {
+    let pooled = |id, live, bytes, confidence| {
+        let mut process = process(id, live);
+        process.ledger[0].kind = MemoryKind::Pool;
+        ProcessSample { pools: vec![PoolRow { gpu: gpu(), bytes }], confidence, ..process }
+    };
+    let sum = |processes: &[ProcessSample]| {
+        super::pools(&processes.iter().collect::<Vec<_>>()).get(&gpu()).copied().flatten()
+    };
+    let complete = Confidence::Complete;
+    assert_eq!(sum(&[pooled(1, 3, Some(32), complete), pooled(2, 0, Some(64), complete)]), Some(96));
+    for unknown in [
+        pooled(2, 0, None, complete),
+        pooled(2, 0, Some(64), Confidence::JoinedLate),
+        pooled(2, 65, Some(64), complete),
+        ProcessSample { pools: Vec::new(), ..pooled(2, 1, None, complete) },
+    ] {
+        assert_eq!(sum(&[pooled(1, 3, Some(32), complete), unknown.clone()]), None);
+        assert_eq!(sum(&[unknown, pooled(1, 3, Some(32), complete)]), None);
+    }
 }

@@ -1,7 +1,7 @@
 //! Owns rare facts that the kernel side reports one by one: failed allocations, slow calls, kills.
 //! Refuses to count with them: storms are thinned in the kernel, counters are in the sample.
 
-use crate::{CudaError, Operation, ProcessId, sample::StackId};
+use crate::{CudaError, GpuId, Operation, ProcessId, sample::StackId};
 
 /// An allocation that came back with an error, and who held the GPU at that moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,19 @@ pub struct FailedCall {
     pub own: u64,
     /// The largest; a process stands here once a memory kind.
     pub holders: Vec<(ProcessId, u64)>,
+}
+
+/// A call that moved memory, as it is remembered of a process that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastCall {
+    /// Monotonic ns, at its return.
+    pub at: u64,
+    pub operation: Operation,
+    /// `None` where the arguments do not say.
+    pub bytes: Option<u64>,
+    /// 0 is success.
+    pub error: CudaError,
+    pub gpu: Option<GpuId>,
 }
 
 /// A thread that the kernel chose to die for memory.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, ProcessId};
+use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, ProcessId, report::LastCall};
 
 /// Where a row's memory is, as far as the kernel side could tell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,6 +57,10 @@ pub struct ProcessSample {
     /// The first call seen was one that comes before any memory: a context's creation, a device's UUID. If the agent
     /// also saw the process map the driver, nothing that is booked was missed, `cuInit` or not.
     pub before_memory: bool,
+    /// The last calls that moved memory, oldest first. Only of a process that has ended.
+    pub last_calls: Vec<LastCall>,
+    /// What its pools have taken, where the kernel boundary shows it.
+    pub pools: Vec<PoolRow>,
     pub ledger: Vec<LedgerRow>,
     pub calls: Vec<CallRow>,
     pub failures: Vec<FailureRow>,
@@ -167,6 +171,14 @@ pub struct LedgerRow {
     pub frees: u64,
 }
 
+/// Memory of a GPU that the pools of a process have taken, used or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolRow {
+    pub gpu: GpuId,
+    /// `None`: something happened to them that is not understood.
+    pub bytes: Option<u64>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRow {
     pub gpu: GpuRef,
@@ -250,6 +262,10 @@ pub struct LibraryState {
     pub missing: u32,
     pub failed: u32,
     pub processes: u32,
+    /// Of these, the PIDs.
+    pub pids: Vec<u32>,
+    /// Its stream-ordered calls are not probed for now: they come too often.
+    pub shed: bool,
     /// Why nothing is attached, if so.
     pub refused: Option<String>,
 }
@@ -271,6 +287,8 @@ pub(crate) mod tests {
             ended_at: 0,
             confidence: Confidence::Complete,
             before_memory: true,
+            last_calls: Vec::new(),
+            pools: Vec::new(),
             ledger: Vec::new(),
             calls: Vec::new(),
             failures: Vec::new(),

@@ -69,6 +69,11 @@ impl Tenant {
         Self::plain(TenantKind::System, "cotenant")
     }
 
+    /// The MPS server: it works for its clients and belongs to none of them.
+    pub fn mps_server() -> Self {
+        Self::plain(TenantKind::System, "mps-server")
+    }
+
     /// Where the tenants past the cap go.
     pub fn other() -> Self {
         Self::plain(TenantKind::Other, "")

@@ -143,6 +143,8 @@ pub struct Limit {
     pub bytes: u64,
     pub source: LimitSource,
     pub scope: LimitScope,
+    /// What whoever enforces it counts against it. `None`: the ledger has to do.
+    pub used: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -152,6 +154,8 @@ pub enum LimitSource {
     Mps,
     /// `memory.max` of a cgroup. Host memory only.
     Cgroup,
+    /// `dmem.max` of a cgroup. Device memory, since Linux 6.14, where the GPU's driver takes part.
+    Dmem,
     /// A scheduler's annotation or request. Nothing in the driver enforces it.
     Declared,
     /// The agent's own configuration. Nothing enforces it.
@@ -161,7 +165,17 @@ pub enum LimitSource {
 impl LimitSource {
     /// Whether the one who refuses memory knows this limit.
     pub const fn is_enforced(self) -> bool {
-        matches!(self, Self::Mps | Self::Cgroup)
+        matches!(self, Self::Mps | Self::Cgroup | Self::Dmem)
+    }
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Mps => "mps",
+            Self::Cgroup => "cgroup",
+            Self::Dmem => "dmem",
+            Self::Declared => "declared",
+            Self::Configured => "configured",
+        }
     }
 }
 
@@ -171,6 +185,15 @@ pub enum LimitScope {
     /// Each process by itself, as MPS counts its clients.
     Process,
     Tenant,
+}
+
+impl LimitScope {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Tenant => "tenant",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

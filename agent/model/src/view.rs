@@ -6,10 +6,15 @@ use std::collections::BTreeMap;
 use crate::blame::{Edge, Share};
 use crate::device::{Absence, CallCost, GpuSample, LibraryFacts, Reading};
 use crate::excess::Excess;
+use crate::grant::GrantsView;
+use crate::idle::HoldersView;
 use crate::incident::Kind;
 use crate::kill::Scope;
 use crate::risk::Forecast;
 use crate::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
+use crate::sharing::Sharing;
+use crate::verdict::Limit;
+use crate::xid::XidSource;
 use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, Tenant, WaitClass};
 
 /// One node at one moment. Rebuilt every tick, immutable afterwards.
@@ -26,6 +31,10 @@ pub struct View {
     pub events: EventsView,
     /// What is to be expected of the GPUs' memory.
     pub risk: Forecast,
+    /// What a scheduler granted, beside what is used.
+    pub grants: GrantsView,
+    /// Who holds memory and does nothing with it.
+    pub holders: HoldersView,
     pub agent: AgentView,
 }
 
@@ -34,6 +43,9 @@ pub struct GpuView {
     pub sample: GpuSample,
     /// Seconds since this GPU's figures were read.
     pub age_seconds: f64,
+    /// Of figures that do not come with every poll.
+    pub figure_ages: BTreeMap<&'static str, f64>,
+    pub sharing: Sharing,
     /// Memory the driver keeps for itself.
     pub reserved: Reading<u64>,
     /// `used − Σ process`: bytes that no listed process accounts for. R2 holds with this figure.
@@ -50,6 +62,8 @@ pub struct TenantView {
     pub memory: BTreeMap<(GpuRef, MemoryKind), MemoryTotals>,
     /// NVML's bytes for the tenant's processes, by GPU.
     pub process_bytes: BTreeMap<GpuId, Reading<u64>>,
+    /// What the tenant's pools have taken of each GPU, used or not; `None` where that is not known of one of them.
+    pub pool_reserved: BTreeMap<GpuId, Option<u64>>,
     /// NVML minus ledger, by GPU, in its parts.
     pub residual: BTreeMap<GpuId, Residual>,
     pub utilization: BTreeMap<GpuId, f64>,
@@ -60,6 +74,10 @@ pub struct TenantView {
     pub waits: BTreeMap<WaitClass, Histogram>,
     /// Estimated; never part of `waits`.
     pub excess: Excess,
+    /// The tightest of each source.
+    pub limits: Vec<(GpuId, Limit)>,
+    /// What its cgroups count of device memory (`dmem`), by GPU.
+    pub device_cgroup_bytes: BTreeMap<GpuId, u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,6 +110,8 @@ pub struct EventsView {
     pub kills: BTreeMap<(Option<Tenant>, Option<Scope>), u64>,
     /// Count and last time, in seconds since the Unix epoch.
     pub xids: BTreeMap<(Option<GpuId>, u32), (u64, f64)>,
+    /// Which source told how many of them.
+    pub xid_reports: BTreeMap<(Option<GpuId>, u32, XidSource), u64>,
     /// Events for which there was no room.
     pub lost: u64,
 }
@@ -116,8 +136,12 @@ pub struct AgentView {
     pub blame_folded: u64,
     /// Who may hold memory that no process list names, when there is such memory. For people, not a label.
     pub holder_candidates: Vec<HolderCandidate>,
-    /// Calibrated cost of one probe hit, in seconds, when it was measured.
+    /// What the probes of one call cost it, in seconds, when it was measured.
     pub probe_cost_seconds: Option<f64>,
+    /// Libraries whose stream-ordered calls are not probed for now.
+    pub probes_shed: u64,
+    /// Processes whose calls are not timed for now.
+    pub processes_untimed: u64,
     /// How sending to a collector goes, a row a signal. Empty when nothing is sent.
     pub otlp: Vec<OtlpView>,
     /// Pushes to Alertmanager by outcome; empty while there are none to be made.

@@ -147,6 +147,7 @@ const FOLLOWERS: &[(u32, &[u32])] = &[
 pub struct Xids {
     recent: VecDeque<Xid>,
     counts: BTreeMap<(Option<GpuId>, u32), XidCount>,
+    reports: BTreeMap<(Option<GpuId>, u32, XidSource), u64>,
     faults: u64,
     uncounted: u64,
 }
@@ -173,6 +174,10 @@ impl Xids {
             XidGpu::Pci(pci) => (Some(pci), gpus.get(&pci).cloned()),
             XidGpu::Id(gpu) => (gpus.iter().find(|(_, id)| **id == gpu).map(|(pci, _)| *pci), Some(gpu)),
         };
+        let told = (gpu.clone(), report.code, report.source);
+        if self.reports.len() < Self::MOST_COUNTS * XidSource::ALL.len() || self.reports.contains_key(&told) {
+            *self.reports.entry(told).or_default() += 1;
+        }
         let same = |xid: &&mut Xid| {
             is_one_gpu(xid, gpu.as_ref(), pci)
                 && xid.code == report.code
@@ -216,6 +221,11 @@ impl Xids {
     /// Counts by GPU and code since start. Monotonic: a fault is counted when its first report comes.
     pub fn counts(&self) -> impl Iterator<Item = (Option<&GpuId>, u32, XidCount)> {
         self.counts.iter().map(|((gpu, code), count)| (gpu.as_ref(), *code, *count))
+    }
+
+    /// Reports by GPU, code and source: what one source told and another did not shows here.
+    pub fn reports(&self) -> impl Iterator<Item = (Option<&GpuId>, u32, XidSource, u64)> {
+        self.reports.iter().map(|((gpu, code, source), count)| (gpu.as_ref(), *code, *source, *count))
     }
 
     /// Faults that found no counter.

@@ -16,9 +16,10 @@ pub const EVENT_FAILED: u32 = 4;
 pub const EVENT_KILLED: u32 = 5;
 /// A [`Slow`].
 pub const EVENT_SLOW: u32 = 6;
-
 /// A [`Retried`].
 pub const EVENT_RETRIED: u32 = 7;
+/// An [`XidFault`].
+pub const EVENT_XID: u32 = 8;
 
 record! { Holder[16] { process: u64, bytes: u64 } }
 
@@ -61,6 +62,11 @@ record! {
         trigger_cgroup_id: u64,
         comm: [u8; 16],
     }
+}
+
+record! {
+    /// A fault that the driver announced. Texts end at their first 0.
+    XidFault[176] { tag: u32, code: u32, at: u64, device: [u8; 32], message: [u8; 128] }
 }
 
 record! { Victim[24] { marked_at: u64, trigger_cgroup_id: u64, trigger: u32, pad: u32 } }

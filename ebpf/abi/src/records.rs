@@ -48,6 +48,11 @@ named! {
         EffortMapFull = 21 => "effort_map_full",
         StackTrace = 22 => "stack_trace_failed",
         VictimMapFull = 23 => "victim_map_full",
+        /// A process had as many rows as it may have beside the others: see [`Table`].
+        Quota = 24 => "quota",
+        RecentMapFull = 25 => "recent_map_full",
+        /// Processes whose stream-ordered calls were not seen because their probes were too dear. Counted by the agent.
+        ProbesShed = 26 => "probes_shed",
     }
 }
 
@@ -83,6 +88,25 @@ named! {
     }
 }
 
+named! {
+    /// Maps that live memory fills. Each process has a quota of their rows. Index of the arrays that count these.
+    Table {
+        Pointers = 0 => "POINTERS",
+        Handles = 1 => "HANDLES",
+        Physicals = 2 => "PHYSICALS",
+        Mappings = 3 => "MAPPINGS",
+        Chunks = 4 => "CHUNKS",
+    }
+}
+
+/// Length of the arrays: a power of two, for the programs bound indices by a mask.
+pub const TABLES: usize = 8;
+const _: () = assert!(Table::ALL.len() <= TABLES);
+/// `Settings::row_share` is in this many parts.
+pub const WHOLE: u64 = 1024;
+/// Calls that are remembered of each process.
+pub const RECENT_CALLS: usize = 8;
+
 /// Entries of the `LOSSES` array.
 pub const LOSSES: u32 = Loss::ALL.len() as u32;
 /// Entries of the `NOTES` array.
@@ -106,7 +130,7 @@ pub(crate) use record;
 
 record! {
     /// One process that has called the driver. Key of `PROCESSES`: its id.
-    Process[96] {
+    Process[152] {
         /// Boot-clock-free monotonic ns of the first traced call.
         first_seen: u64,
         /// Monotonic ns at which the last thread died or the program was replaced; 0 while alive.
@@ -132,7 +156,8 @@ record! {
         entries: i64,
         /// When something of this process was last reported through the ring; it is not to fill it.
         reported_at: u64,
-        pad2: u64,
+        /// Rows by [`Table`], as the programs inserted and removed them; the agent's removals are in [`Swept`].
+        rows: [i64; TABLES],
     }
 }
 
@@ -154,6 +179,33 @@ record! {
 }
 
 record! { PointerKey[16] { process: u64, address: u64 } }
+
+record! {
+    /// Rows of a process that the agent has removed, by [`Table`]. Only the agent writes it. Key: the process.
+    Swept[64] { rows: [u64; TABLES] }
+}
+
+record! {
+    /// A call that moves memory, as it returned.
+    RecentCall[24] {
+        at: u64,
+        /// 0 when its arguments do not say.
+        bytes: u64,
+        code: u32,
+        operation: u8,
+        gpu: u8,
+        pad: [u8; 2],
+    }
+}
+
+record! {
+    /// The last calls of a process that move memory. Key: the process.
+    Recent[200] {
+        /// Calls so far; the latest one is at `next - 1`, modulo [`RECENT_CALLS`].
+        next: i64,
+        calls: [RecentCall; RECENT_CALLS],
+    }
+}
 
 record! {
     /// Physical memory made by `cuMemCreate` or imported. Key: [`PointerKey`] with the physical id as address.
@@ -221,7 +273,7 @@ record! {
 
 record! {
     /// One traced call in flight.
-    Frame[136] {
+    Frame[144] {
         cookie: u64,
         start: u64,
         stack: u64,
@@ -243,12 +295,38 @@ record! {
         runnable: u64,
         /// Calls that other processes had begun at entry.
         others: i64,
+        /// The address range that the driver made last during this call, 0 for none.
+        ranged: u64,
+    }
+}
+
+record! {
+    /// Memory that a pool has taken from its GPU. Key: [`PointerKey`] with the address where it is mapped.
+    Chunk[24] {
+        bytes: u64,
+        /// [`Pool::epoch`] when it was taken.
+        epoch: u64,
+        gpu: u8,
+        pad: [u8; 7],
+    }
+}
+
+record! { PoolKey[16] { process: u64, gpu: u8, pad: [u8; 7] } }
+
+record! {
+    /// What the pools of a process have taken from one GPU.
+    Pool[24] {
+        bytes: i64,
+        /// Counts up when everything goes at once, with the device's context.
+        epoch: u64,
+        /// Something happened of which is not known what it does to pools: the bytes mean nothing.
+        unsure: u64,
     }
 }
 
 record! {
     /// What one thread is doing. Key of `THREADS`: its id in the initial PID namespace.
-    Thread[952] {
+    Thread[984] {
         process: u64,
         depth: u32,
         contexts_depth: u32,
@@ -264,7 +342,7 @@ pub const EXIT_BY_SIGNAL_LIVE: u8 = 2;
 pub const EXIT_BY_LEADER: u8 = 3;
 
 record! {
-    Settings[80] {
+    Settings[240] {
         /// The agent's own process: its calls into the driver are not traced.
         own_tgid: u32,
         /// How the last thread's death is told: one of `EXIT_BY_*`.
@@ -290,5 +368,19 @@ record! {
         interrupts: [[u64; 2]; 2],
         /// Calls from this long on are reported, in ns; 0: none.
         slow: u64,
+        /// Rows of each [`Table`].
+        row_limits: [u64; TABLES],
+        /// Rows of all processes that the agent has removed, by [`Table`].
+        swept: [u64; TABLES],
+        /// Of what others leave, the part that one process may take: parts of [`WHOLE`].
+        row_share: u64,
+        /// Some processes are in `LEAN`.
+        lean: u64,
+        /// Offsets in `nvidia:nvidia_dev_xid`: of `error_code`, and of the words that say where its strings are.
+        xid_code: u32,
+        xid_device: u32,
+        xid_message: u32,
+        /// Probes on stream-ordered calls come or go: for a moment returns have no entries.
+        shedding: u32,
     }
 }

@@ -1,7 +1,7 @@
 //! Owns the layouts of waits inside traced calls: who is blocked, whose turn it was, who is to blame.
 //! Refuses classes: which lock a stack means is told from its symbols in user space.
 
-use crate::records::record;
+use crate::records::{TABLES, record};
 
 /// Turns at what was waited for that are followed back; longer ago is unknown.
 pub const MAX_TURNS: usize = 16;
@@ -92,10 +92,12 @@ record! {
 
 record! {
     /// The only entry of `HOST`.
-    HostCalls[16] {
+    HostCalls[80] {
         /// Threads in a traced call.
         in_flight: i64,
         /// Traced calls begun, outermost ones only.
         entries: i64,
+        /// Rows of all processes by [`Table`], without the agent's removals.
+        rows: [i64; TABLES],
     }
 }

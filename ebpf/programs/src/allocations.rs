@@ -10,16 +10,21 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use cotenant_abi::{
-    ByteRule, Cookie, Frame, GPU_UNKNOWN, Loss, MAX_DEPTH, MemoryKind, Note, Pointer, PointerKey, Thread,
+    ByteRule, Cookie, Frame, GPU_UNKNOWN, Loss, MAX_DEPTH, MemoryKind, Note, Pointer, PointerKey, Table,
+    Thread,
 };
 
 use crate::{
     calls::{self, enter, finish, frame_below, leave},
     contexts, ledger,
     maps::{NOEXIST, POINTERS, lose, note},
+    quota,
 };
 
 /// Reads one value of the tenant's memory; a failure is counted.
+///
+/// Look at each answer before the next question: the compiler saves a value that may not be there, and before Linux 6.3
+/// the verifier takes no program that loads a stack slot which some path has not written.
 #[inline(always)]
 pub fn read_user<T>(address: u64) -> Option<T> {
     // SAFETY: the helper checks the address and fails on anything that is not mapped user memory.
@@ -54,9 +59,10 @@ const UNREAD: u64 = u64::MAX;
 
 #[inline(never)]
 fn array_bytes(descriptor: u64, three: u64, levels: u64) -> u64 {
-    let (Some(mut width), Some(mut height)) =
-        (read_user::<u64>(descriptor), read_user::<u64>(descriptor + 8))
-    else {
+    let Some(mut width) = read_user::<u64>(descriptor) else {
+        return UNREAD;
+    };
+    let Some(mut height) = read_user::<u64>(descriptor + 8) else {
         return UNREAD;
     };
     let mut depth = 0;
@@ -67,7 +73,10 @@ fn array_bytes(descriptor: u64, three: u64, levels: u64) -> u64 {
         depth = read;
     }
     let tail = descriptor + if three != 0 { 24 } else { 16 };
-    let (Some(format), Some(channels)) = (read_user::<u32>(tail), read_user::<u32>(tail + 4)) else {
+    let Some(format) = read_user::<u32>(tail) else {
+        return UNREAD;
+    };
+    let Some(channels) = read_user::<u32>(tail + 4) else {
         return UNREAD;
     };
     let element = element_bytes(format).wrapping_mul(u64::from(channels));
@@ -151,9 +160,13 @@ fn book(process: u64, frame: &Frame, context: u64, gpu: u8) {
 /// False when the pointer is not to be credited.
 #[inline(never)]
 fn insert(key: &PointerKey, pointer: &Pointer, start: u64) -> bool {
+    if !quota::claim(key.process, Table::Pointers) {
+        return false;
+    }
     if POINTERS.insert(key, pointer, NOEXIST).is_ok() {
         return true;
     }
+    quota::count(key.process, Table::Pointers, -1);
     let Some(held) = POINTERS.get_ptr(key) else {
         lose(Loss::PointerMapFull);
         ledger::mark_lost(key.process);
@@ -204,6 +217,7 @@ pub fn free_enter(ctx: ProbeContext) -> u32 {
             (*frame).stash = *pointer;
             if POINTERS.remove(&key).is_ok() {
                 (*frame).stashed = 1;
+                quota::count(key.process, Table::Pointers, -1);
             }
         }
     }
@@ -242,7 +256,9 @@ pub fn free_return(ctx: RetProbeContext) -> u32 {
         gpu = stash.gpu;
         if code == 0 {
             ledger::debit(process, stash.context, stash.gpu, stash.kind, stash.bytes);
-        } else if POINTERS.insert(&PointerKey { process, address }, &stash, NOEXIST).is_err() {
+        } else if POINTERS.insert(&PointerKey { process, address }, &stash, NOEXIST).is_ok() {
+            quota::count(process, Table::Pointers, 1);
+        } else {
             lose(Loss::PointerMapFull);
             ledger::mark_lost(process);
         }

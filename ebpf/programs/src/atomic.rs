@@ -71,6 +71,15 @@ pub fn below_four(index: u32) -> usize {
     bounded as usize
 }
 
+/// `index & 7`, as [`below_four`].
+#[inline(always)]
+pub fn below_eight(index: u64) -> usize {
+    let mut bounded = index;
+    // SAFETY: arithmetic on one register.
+    unsafe { asm!("{0} &= 7", inout(reg) bounded) }
+    bounded as usize
+}
+
 /// Bit 63, in a way that the compiler does not turn into a branch.
 #[inline(always)]
 pub fn top_bit(value: u64) -> u64 {

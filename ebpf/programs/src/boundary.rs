@@ -1,8 +1,9 @@
-//! Owns the kernel boundary: the UVM ioctl that names the GPU of a mapping by UUID.
-//! Refuses ioctls outside a traced call.
+//! Owns the kernel boundary: the UVM ioctls that name the GPU of a mapping by UUID, and say what goes.
+//! Refuses ioctls outside a traced call, but for the unmapping of what a pool has mapped.
 //!
-//! Relies on nvidia-uvm ioctl 0x21 (UVM_MAP_EXTERNAL_ALLOCATION): u64 base, u64 length, u64 offset, 16 bytes GPU
-//! UUID; the same prefix in open driver releases 515.105.01 through 595.45.04. The kprobe is on
+//! Relies on nvidia-uvm ioctls 0x21 (UVM_MAP_EXTERNAL_ALLOCATION): u64 base, u64 length, u64 offset, 16 bytes GPU
+//! UUID; 0x49 (UVM_CREATE_EXTERNAL_RANGE): u64 base, u64 length; 0x42 (UVM_UNMAP_EXTERNAL): u64 base, u64 length,
+//! 16 bytes GPU UUID; the same prefixes in open driver releases 515.105.01 through 595.45.04. The kprobe is on
 //! `uvm_unlocked_ioctl_entry(struct file *, unsigned int cmd, unsigned long arg)`.
 
 use aya_ebpf::{
@@ -10,15 +11,18 @@ use aya_ebpf::{
     macros::{kprobe, tracepoint},
     programs::{ProbeContext, TracePointContext},
 };
-use cotenant_abi::{GPU_UNKNOWN, Loss, MAX_DEPTH, MAX_GPUS, Note};
+use cotenant_abi::{Cookie, GPU_UNKNOWN, Loss, MAX_DEPTH, MAX_GPUS, MemoryKind, Note};
 
 use crate::{
     atomic,
     calls::frame_below,
-    maps::{GPUS, NEXT_GPU, NOEXIST, SETTINGS, THREADS, lose, note},
+    maps::{GPUS, NEXT_GPU, NOEXIST, PROCESS_IDS, SETTINGS, THREADS, lose, note},
+    pools,
 };
 
 const MAP_EXTERNAL_ALLOCATION: u32 = 0x21;
+const UNMAP_EXTERNAL: u32 = 0x42;
+const CREATE_EXTERNAL_RANGE: u32 = 0x49;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -26,6 +30,14 @@ struct MapArgument {
     base: u64,
     length: u64,
     offset: u64,
+    uuid: [u8; 16],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UnmapArgument {
+    base: u64,
+    length: u64,
     uuid: [u8; 16],
 }
 
@@ -80,7 +92,61 @@ fn mapped(argument: u64) {
         }
         if (*frame).gpu == gpu {
             (*frame).mapped_kib = (*frame).mapped_kib.saturating_add((argument.length >> 10) as u32);
+            let pooled = Cookie((*frame).cookie).kind() == MemoryKind::Pool as u8;
+            if pooled && argument.base != (*frame).ranged && gpu != GPU_UNKNOWN {
+                pools::grow((*thread).process, gpu, argument.base, argument.length);
+            }
         }
+    }
+}
+
+/// The driver makes an address range during a traced call.
+#[inline(always)]
+fn ranged(argument: u64) {
+    let tid = bpf_get_current_pid_tgid() as u32;
+    let Some(thread) = THREADS.get_ptr_mut(&tid) else {
+        return;
+    };
+    // SAFETY: a live map value that only this thread touches.
+    let depth = unsafe { (*thread).depth };
+    if depth == 0 || depth as usize > MAX_DEPTH {
+        return;
+    }
+    // SAFETY: the helper checks the address; 1 <= depth <= MAX_DEPTH.
+    unsafe {
+        match bpf_probe_read_user(argument as *const u64) {
+            Ok(base) => (*frame_below(thread, depth)).ranged = base,
+            Err(_) => lose(Loss::ReadUser),
+        }
+    }
+}
+
+/// In whatever call, or in none: a pool gives back when its stream is synchronised.
+#[inline(always)]
+fn unmapped(argument: u64) {
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let Some(process) = PROCESS_IDS.get_ptr(&tgid) else {
+        return;
+    };
+    // SAFETY: the helper checks the address.
+    let Ok(argument) = (unsafe { bpf_probe_read_user(argument as *const UnmapArgument) }) else {
+        return;
+    };
+    if let Some(index) = GPUS.get_ptr(&argument.uuid) {
+        // SAFETY: live map values.
+        let (process, gpu) = unsafe { (*process, *index as u8) };
+        pools::shrink(process, gpu, argument.base, argument.length);
+    }
+}
+
+#[inline(always)]
+fn ioctl(command: u32, argument: u64) {
+    if command == MAP_EXTERNAL_ALLOCATION {
+        mapped(argument);
+    } else if command == CREATE_EXTERNAL_RANGE {
+        ranged(argument);
+    } else if command == UNMAP_EXTERNAL {
+        unmapped(argument);
     }
 }
 
@@ -91,22 +157,20 @@ pub fn ioctl_enter(ctx: TracePointContext) -> u32 {
     let Ok(command) = (unsafe { ctx.read_at::<u32>(24) }) else {
         return 0;
     };
-    if command != MAP_EXTERNAL_ALLOCATION {
+    if command != MAP_EXTERNAL_ALLOCATION && command != CREATE_EXTERNAL_RANGE && command != UNMAP_EXTERNAL {
         return 0;
     }
     // SAFETY: as above.
     if let Ok(argument) = unsafe { ctx.read_at::<u64>(32) } {
-        mapped(argument);
+        ioctl(command, argument);
     }
     0
 }
 
 #[kprobe]
 pub fn uvm_ioctl(ctx: ProbeContext) -> u32 {
-    if ctx.arg::<u32>(1) == Some(MAP_EXTERNAL_ALLOCATION)
-        && let Some(argument) = ctx.arg::<u64>(2)
-    {
-        mapped(argument);
+    if let (Some(command), Some(argument)) = (ctx.arg::<u32>(1), ctx.arg::<u64>(2)) {
+        ioctl(command, argument);
     }
     0
 }

@@ -15,16 +15,16 @@ use aya_ebpf::{
 use cotenant_abi::{
     CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Effort, EffortKey, Event, FailureKey,
     Frame, GPU_UNKNOWN, LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, NO_OPERATION, Note,
-    Process, Thread,
+    Operation, Process, TABLES, Thread,
 };
 
 use crate::{
     atomic, contexts, ledger,
     maps::{
-        ANY, CALLS, EFFORT, FAILURES, HOST, LATENCY, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS, SHADOWED,
-        THREADS, ZERO_THREAD, count, emit, histogram, lose, note,
+        ANY, CALLS, EFFORT, FAILURES, HOST, LATENCY, LEAN, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS,
+        SHADOWED, THREADS, ZERO_THREAD, count, emit, histogram, lose, note,
     },
-    reports,
+    recent, reports,
 };
 
 #[inline(always)]
@@ -104,7 +104,7 @@ pub fn meet(tgid: u32, operation: u8) -> u64 {
         in_flight: 0,
         entries: 0,
         reported_at: 0,
-        pad2: 0,
+        rows: [0; TABLES],
     };
     if PROCESSES.insert(&id, &process, ANY).is_err() {
         lose(Loss::ProcessMapFull);
@@ -253,6 +253,7 @@ pub fn enter(ctx: &ProbeContext) -> Option<(*mut Thread, *mut Frame)> {
         (*frame).stashed = 0;
         (*frame).gpu = GPU_UNKNOWN;
         (*frame).mapped_kib = 0;
+        (*frame).ranged = 0;
         (*frame).blocked = (*thread).wait.blocked;
         (*frame).runnable = (*thread).wait.runnable;
         (*frame).arguments = [
@@ -305,6 +306,15 @@ fn shadow<T>(stays: u32, goes: u32) -> Option<T> {
     None
 }
 
+/// Whether a return may lack its entry: probes on such calls come or go at this moment.
+#[inline(always)]
+fn expected(operation: u8) -> bool {
+    let streamed = operation == Operation::MemAllocAsync as u8
+        || operation == Operation::MemAllocFromPoolAsync as u8
+        || operation == Operation::MemFreeAsync as u8;
+    streamed && SETTINGS.get(0).is_some_and(|settings| settings.shedding != 0)
+}
+
 /// Closes the frame of a returning call and gives it with its 32-bit return code.
 #[inline(always)]
 pub fn leave(ctx: &RetProbeContext) -> Option<(*mut Thread, *mut Frame, u32)> {
@@ -339,7 +349,11 @@ pub fn leave(ctx: &RetProbeContext) -> Option<(*mut Thread, *mut Frame, u32)> {
     }
     if !found {
         if SHADOWED.get_ptr(&cookie.library()).is_none() {
-            lose(Loss::ReturnWithoutEntry);
+            if expected(cookie.operation()) {
+                note(Note::LateReturn);
+            } else {
+                lose(Loss::ReturnWithoutEntry);
+            }
             // SAFETY: a live map value.
             ledger::mark_lost(unsafe { (*thread).process });
         }
@@ -384,10 +398,15 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
     let (process, closed) = unsafe { ((*thread).process, &*frame) };
     let operation = Cookie(closed.cookie).operation();
     let duration = now().saturating_sub(closed.start);
-    record(process, operation, duration, gpu, code);
+    record(process, operation, gpu, code);
     if code != 0 {
         reports::failed(process, frame, gpu, code);
     }
+    recent::remember(process, frame, gpu, code);
+    if lean(process) {
+        return;
+    }
+    time(process, operation, duration);
     if closed.outermost == 1 {
         if code == 0 {
             let busy = duration.saturating_sub(closed.blocked).saturating_sub(closed.runnable);
@@ -402,13 +421,23 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
 
 /// A function of its own, with scalars only: the verifier walks it once a call, not once a path.
 #[inline(never)]
-fn record(process: u64, operation: u8, duration: u64, gpu: u8, code: u32) {
+fn record(process: u64, operation: u8, gpu: u8, code: u32) {
     count(&CALLS, &CallKey { process, operation, gpu, pad: [0; 6] }, Loss::CallMapFull);
     if code != 0 {
         // `CUresult` ends at 999: a library that invents codes gets one row for all of them.
         let code = if code > 999 { 0xffff } else { code };
         count(&FAILURES, &FailureKey { process, operation, gpu, pad: [0; 2], code }, Loss::FailureMapFull);
     }
+}
+
+/// Whether calls of this process are not to be timed.
+#[inline(always)]
+fn lean(process: u64) -> bool {
+    SETTINGS.get(0).is_some_and(|settings| settings.lean != 0) && LEAN.get_ptr(&process).is_some()
+}
+
+#[inline(never)]
+fn time(process: u64, operation: u8, duration: u64) {
     match histogram(&LATENCY, &CallKey { process, operation, gpu: 0, pad: [0; 6] }) {
         Some(latency) => sort_into(latency, duration),
         None => lose(Loss::LatencyMapFull),

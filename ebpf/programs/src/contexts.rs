@@ -15,6 +15,7 @@ use crate::{
     calls::{self, finish, leave},
     ledger,
     maps::{ANY, CONTEXTS, NOEXIST, ORDINALS, PRIMARIES, PROCESSES, lose, note},
+    pools,
 };
 
 /// Where a call happens.
@@ -228,6 +229,7 @@ fn release(process: u64, ordinal: u32) {
     let before = unsafe { crate::atomic::fetch_add((&raw mut (*context).references).cast(), -1) };
     if before <= 1 {
         destroy(process, handle);
+        pools::forget(process, gpu_of_ordinal(process, ordinal));
     }
 }
 
@@ -246,6 +248,7 @@ fn reset(process: u64, ordinal: u32) {
         (*context).id = unique();
         bury(process, &old);
     }
+    pools::forget(process, gpu_of_ordinal(process, ordinal));
 }
 
 #[uretprobe]
@@ -287,6 +290,8 @@ pub fn context_return(ctx: RetProbeContext) -> u32 {
                 pop(thread);
             }
             destroy(process, handle);
+            // What that does to the device's pools was not looked at.
+            pools::doubt(process, gpu);
         } else if action == Action::ContextSet as u8 {
             pop(thread);
             if handle != 0 {

@@ -9,11 +9,15 @@ mod atomic;
 mod boundary;
 mod calls;
 mod contexts;
+mod faults;
 mod kills;
 mod ledger;
 mod lifecycle;
 mod maps;
 mod physical;
+mod pools;
+mod quota;
+mod recent;
 mod reports;
 mod waits;
 

@@ -8,9 +8,9 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf, StackTrace},
 };
 use cotenant_abi::{
-    Blame, BlameKey, CallKey, Context, ContextLedger, ContextLedgerKey, Effort, EffortKey, FailureKey,
+    Blame, BlameKey, CallKey, Chunk, Context, ContextLedger, ContextLedgerKey, Effort, EffortKey, FailureKey,
     Handle, HostCalls, Latency, Ledger, LedgerKey, Loss, Mapping, Note, OrdinalKey, Physical, Pointer,
-    PointerKey, Process, Settings, Thread, Turns, Victim, WaitKey,
+    PointerKey, Pool, PoolKey, Process, Recent, Settings, Swept, TABLES, Thread, Turns, Victim, WaitKey,
 };
 
 use crate::atomic;
@@ -83,13 +83,26 @@ pub static STACKS: StackTrace = StackTrace::with_max_entries(8192, 0);
 #[map]
 pub static VICTIMS: LruHashMap<u32, Victim> = LruHashMap::with_max_entries(4096, 0);
 
+#[map]
+pub static CHUNKS: HashMap<PointerKey, Chunk> = HashMap::with_max_entries(65_536, 0);
+#[map]
+pub static POOLS: HashMap<PoolKey, Pool> = HashMap::with_max_entries(16_384, 0);
+/// Written by the agent alone.
+#[map]
+pub static SWEPT: HashMap<u64, Swept> = HashMap::with_max_entries(16_384, 0);
+/// Processes of which calls are counted and booked, but not timed: their probes have become dear. Written by the agent.
+#[map]
+pub static LEAN: HashMap<u64, u64> = HashMap::with_max_entries(16_384, 0);
+#[map]
+pub static RECENT: HashMap<u64, Recent> = HashMap::with_max_entries(16_384, 0);
+
 /// What the scheduler hooks look at first: a global, for its address is in the instruction.
 pub struct Host(UnsafeCell<HostCalls>);
 
 // SAFETY: changed by atomic instructions only.
 unsafe impl Sync for Host {}
 
-pub static HOST: Host = Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0 }));
+pub static HOST: Host = Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0, rows: [0; TABLES] }));
 
 impl Host {
     #[inline(always)]
@@ -116,6 +129,13 @@ impl Host {
         // SAFETY: as above.
         unsafe { atomic::fetch_add(&raw mut (*self.0.get()).entries, 1) };
     }
+
+    /// Rows come or go at `place`, which is below [`TABLES`]. Gives how many there were.
+    #[inline(always)]
+    pub fn count_rows(&self, place: usize, rows: i64) -> i64 {
+        // SAFETY: as above.
+        unsafe { atomic::fetch_add((&raw mut (*self.0.get()).rows).cast::<i64>().add(place), rows) }
+    }
 }
 
 /// Zeroes to insert from: too large for the 512-byte stack. Never written.
@@ -123,6 +143,8 @@ impl Host {
 pub static ZERO_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
 #[map]
 pub static ZERO_TURNS: Array<Turns> = Array::with_max_entries(1, 0);
+#[map]
+pub static ZERO_RECENT: Array<Recent> = Array::with_max_entries(1, 0);
 #[map]
 pub static ZERO_LATENCY: Array<Latency> = Array::with_max_entries(1, 0);
 

@@ -12,7 +12,7 @@ use aya_ebpf::{
 use core::ffi::c_void;
 use cotenant_abi::{
     Action, Cookie, Frame, GPU_UNKNOWN, Handle, Loss, MAX_UNMAP_SPAN, Mapping, MemoryKind, Note, Physical,
-    PointerKey,
+    PointerKey, Table,
 };
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     calls::{enter, finish, leave},
     contexts, ledger,
     maps::{ANY, HANDLES, MAPPINGS, NOEXIST, PHYSICALS, lose, note},
+    quota,
 };
 
 const LOCATION_DEVICE: u32 = 1;
@@ -42,7 +43,9 @@ fn drop_reference(process: u64, id: u64) {
             return;
         }
         let Physical { bytes, gpu, kind, .. } = *physical;
-        let _ = PHYSICALS.remove(&PointerKey { process, address: id });
+        if PHYSICALS.remove(&PointerKey { process, address: id }).is_ok() {
+            quota::count(process, Table::Physicals, -1);
+        }
         if bytes > 0 {
             ledger::debit(process, 0, gpu, kind, bytes);
         }
@@ -53,7 +56,11 @@ fn drop_reference(process: u64, id: u64) {
 #[inline(always)]
 fn add_handle(process: u64, handle: u64, physical: Physical) -> bool {
     let id = contexts::unique();
+    if !quota::claim(process, Table::Physicals) {
+        return false;
+    }
     if PHYSICALS.insert(&PointerKey { process, address: id }, &physical, NOEXIST).is_err() {
+        quota::count(process, Table::Physicals, -1);
         lose(Loss::HandleMapFull);
         ledger::mark_lost(process);
         return false;
@@ -65,22 +72,45 @@ fn add_handle(process: u64, handle: u64, physical: Physical) -> bool {
         note(Note::ReplacedPointer);
         drop_reference(process, old);
     }
-    if HANDLES.insert(&key, &Handle { count: 1, physical: id }, ANY).is_err() {
-        let _ = PHYSICALS.remove(&PointerKey { process, address: id });
-        lose(Loss::HandleMapFull);
-        ledger::mark_lost(process);
+    if name(process, handle, id) {
+        return true;
+    }
+    if PHYSICALS.remove(&PointerKey { process, address: id }).is_ok() {
+        quota::count(process, Table::Physicals, -1);
+    }
+    false
+}
+
+/// A handle value means this memory from now on. False: there was no room for it.
+#[inline(never)]
+fn name(process: u64, handle: u64, id: u64) -> bool {
+    let key = PointerKey { process, address: handle };
+    let known = HANDLES.get_ptr(&key).is_some();
+    if !known && !quota::claim(process, Table::Handles) {
         return false;
     }
-    true
+    if HANDLES.insert(&key, &Handle { count: 1, physical: id }, ANY).is_ok() {
+        return true;
+    }
+    if !known {
+        quota::count(process, Table::Handles, -1);
+    }
+    lose(Loss::HandleMapFull);
+    ledger::mark_lost(process);
+    false
 }
 
 #[inline(always)]
 fn create(process: u64, frame: &Frame) -> u8 {
-    let (Some(handle), Some(location), Some(ordinal)) = (
-        read_user::<u64>(frame.arguments[0]),
-        read_user::<u32>(frame.arguments[2].wrapping_add(8)),
-        read_user::<u32>(frame.arguments[2].wrapping_add(12)),
-    ) else {
+    let Some(handle) = read_user::<u64>(frame.arguments[0]) else {
+        ledger::mark_lost(process);
+        return GPU_UNKNOWN;
+    };
+    let Some(location) = read_user::<u32>(frame.arguments[2].wrapping_add(8)) else {
+        ledger::mark_lost(process);
+        return GPU_UNKNOWN;
+    };
+    let Some(ordinal) = read_user::<u32>(frame.arguments[2].wrapping_add(12)) else {
         ledger::mark_lost(process);
         return GPU_UNKNOWN;
     };
@@ -118,10 +148,7 @@ fn retain(process: u64, frame: &Frame) {
             atomic::add(&raw mut (*known).count, 1);
         },
         _ => {
-            if HANDLES.insert(&key, &Handle { count: 1, physical: id }, ANY).is_err() {
-                lose(Loss::HandleMapFull);
-                ledger::mark_lost(process);
-            }
+            name(process, handle, id);
         }
     }
 }
@@ -138,8 +165,8 @@ pub fn release_enter(ctx: ProbeContext) -> u32 {
         if let Some(handle) = HANDLES.get_ptr_mut(&key) {
             (*frame).stash.bytes = (*handle).physical;
             (*frame).stashed = 1;
-            if atomic::fetch_add((&raw mut (*handle).count).cast(), -1) <= 1 {
-                let _ = HANDLES.remove(&key);
+            if atomic::fetch_add((&raw mut (*handle).count).cast(), -1) <= 1 && HANDLES.remove(&key).is_ok() {
+                quota::count(key.process, Table::Handles, -1);
             }
         }
     }
@@ -147,26 +174,33 @@ pub fn release_enter(ctx: ProbeContext) -> u32 {
 }
 
 #[inline(always)]
-fn release(process: u64, frame: &Frame, code: u32) -> u8 {
-    if frame.stashed == 0 {
+fn release(process: u64, frame: *mut Frame, code: u32) -> u8 {
+    // SAFETY: a live map value that only this thread touches.
+    let (stashed, id, handle) = unsafe { ((*frame).stashed, (*frame).stash.bytes, (*frame).arguments[0]) };
+    if stashed == 0 {
         if code == 0 {
             note(Note::UnmatchedFree);
         }
         return GPU_UNKNOWN;
     }
-    let id = frame.stash.bytes;
     // SAFETY: a live map value.
-    let gpu = physical_of(process, id).map_or(GPU_UNKNOWN, |physical| unsafe { (*physical).gpu });
+    let (gpu, bytes) = physical_of(process, id)
+        .map_or((GPU_UNKNOWN, 0), |physical| unsafe { ((*physical).gpu, (*physical).bytes) });
+    // What is reported of this call is what the handle stood for.
+    // SAFETY: as above.
+    unsafe { (*frame).stash.bytes = bytes };
     if code == 0 {
         drop_reference(process, id);
         return gpu;
     }
-    let key = PointerKey { process, address: frame.arguments[0] };
+    let key = PointerKey { process, address: handle };
     match HANDLES.get_ptr_mut(&key) {
         // SAFETY: a live map value.
         Some(handle) => unsafe { atomic::add(&raw mut (*handle).count, 1) },
         None => {
-            if HANDLES.insert(&key, &Handle { count: 1, physical: id }, NOEXIST).is_err() {
+            if HANDLES.insert(&key, &Handle { count: 1, physical: id }, NOEXIST).is_ok() {
+                quota::count(process, Table::Handles, 1);
+            } else {
                 lose(Loss::HandleMapFull);
                 ledger::mark_lost(process);
             }
@@ -180,12 +214,13 @@ pub fn handle_return(ctx: RetProbeContext) -> u32 {
     let Some((thread, frame, code)) = leave(&ctx) else {
         return 0;
     };
+    let own = frame;
     // SAFETY: both point into one live map value that only this thread touches.
     let (process, frame) = unsafe { ((*thread).process, &*frame) };
     let action = Cookie(frame.cookie).action();
     let mut gpu = GPU_UNKNOWN;
     if action == Action::HandleRelease as u8 {
-        gpu = release(process, frame, code);
+        gpu = release(process, own, code);
     } else if code != 0 {
         gpu = contexts::place(thread, frame).gpu;
     } else if action == Action::HandleCreate as u8 {
@@ -199,7 +234,7 @@ pub fn handle_return(ctx: RetProbeContext) -> u32 {
             add_handle(process, handle, Physical { bytes: 0, references: 1, gpu, kind, pad: [0; 6] });
         }
     }
-    finish(thread, frame, gpu, code);
+    finish(thread, own, gpu, code);
     0
 }
 
@@ -223,11 +258,28 @@ fn map(process: u64, frame: &Frame, gpu: u8) {
             ledger::credit(process, 0, gpu, (*physical).kind, bytes);
         }
     }
-    if MAPPINGS.insert(&PointerKey { process, address }, &Mapping { bytes, physical: id }, ANY).is_err() {
-        lose(Loss::MappingMapFull);
-        ledger::mark_lost(process);
+    if !keep(process, address, &Mapping { bytes, physical: id }) {
         drop_reference(process, id);
     }
+}
+
+/// False: there was no room for the mapping.
+#[inline(never)]
+fn keep(process: u64, address: u64, mapping: &Mapping) -> bool {
+    let key = PointerKey { process, address };
+    let known = MAPPINGS.get_ptr(&key).is_some();
+    if !known && !quota::claim(process, Table::Mappings) {
+        return false;
+    }
+    if MAPPINGS.insert(&key, mapping, ANY).is_ok() {
+        return true;
+    }
+    if !known {
+        quota::count(process, Table::Mappings, -1);
+    }
+    lose(Loss::MappingMapFull);
+    ledger::mark_lost(process);
+    false
 }
 
 struct Span {
@@ -254,7 +306,9 @@ extern "C" fn unmap_one(_: u64, context: *mut c_void) -> i64 {
     };
     // SAFETY: a live map value.
     let Mapping { bytes, physical } = unsafe { *mapping };
-    let _ = MAPPINGS.remove(&key);
+    if MAPPINGS.remove(&key).is_ok() {
+        quota::count(process, Table::Mappings, -1);
+    }
     drop_reference(process, physical);
     // SAFETY: as above.
     unsafe { (*span).at = at.wrapping_add(if bytes == 0 { 2 << 20 } else { bytes }) };

@@ -145,20 +145,24 @@ pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
         lose(cotenant_abi::Loss::RingFull);
         return;
     };
-    slot.write(Failed {
-        tag: EVENT_FAILED,
-        tgid: (bpf_get_current_pid_tgid() >> 32) as u32,
-        process,
-        at: now(),
-        requested: bytes_of(frame),
-        total: census.total,
-        code,
-        operation: cookie.operation(),
-        gpu,
-        pad: [0; 2],
-        own: census.own,
-        holders: census.holders,
-    });
+    // Field by field: a whole record is put together on the stack first, and the three frames on it here have 512 bytes
+    // together, each rounded up to 32 by kernels such as 6.1.
+    let record = slot.as_mut_ptr();
+    // SAFETY: reserved for a `Failed`, and every field is written before it is submitted.
+    unsafe {
+        (*record).tag = EVENT_FAILED;
+        (*record).tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+        (*record).process = process;
+        (*record).at = now();
+        (*record).requested = bytes_of(frame);
+        (*record).total = census.total;
+        (*record).code = code;
+        (*record).operation = cookie.operation();
+        (*record).gpu = gpu;
+        (*record).pad = [0; 2];
+        (*record).own = census.own;
+        (*record).holders = census.holders;
+    }
     slot.submit(0);
 }
 

@@ -28,6 +28,15 @@ use crate::{compare::TenantTruth, scrape::Scrape};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// How many times as long things take here: an emulated machine (tests/kernels) says so, and is given more time.
+pub fn slowness() -> u32 {
+    std::env::var("COTENANT_SLOW_HOST").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
+fn patience() -> Duration {
+    PATIENCE * slowness()
+}
+
 /// Where this build's programs and libraries are.
 pub fn artefacts() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
@@ -65,6 +74,13 @@ impl SimulatedNode {
             node.artefacts.join("libcotenant_sim_nvml.so"),
             node.directory.join("lib/libnvidia-ml.so.1"),
         )?;
+        // What NVML holds open.
+        let devices = node.directory.join("dev");
+        fs::create_dir(&devices)?;
+        for gpu in 0..config.gpus.len() {
+            fs::write(devices.join(format!("nvidia{gpu}")), "")?;
+        }
+        fs::write(devices.join("nvidiactl"), "")?;
         Ok(node)
     }
 
@@ -86,8 +102,9 @@ impl SimulatedNode {
     pub fn agent_under(&self, launcher: &[&str], extra: &str) -> Result<Agent> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = format!(
-            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\n[nvml]\nlibrary = \"{}\"\ninterval = \
+            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\ncontrol = \"{}\"\n[nvml]\nlibrary = \"{}\"\ninterval = \
              \"500ms\"\n{extra}",
+            self.directory.join("control.sock").display(),
             self.directory.join("lib/libnvidia-ml.so.1").display()
         );
         let path = self.directory.join("cotenant.toml");
@@ -209,7 +226,7 @@ impl Agent {
             {
                 return Ok(scrape);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > patience() {
                 let log = fs::read_to_string(&self.log).unwrap_or_default();
                 bail!("the agent never showed what was wanted; its log:\n{log}");
             }
@@ -221,7 +238,7 @@ impl Agent {
     pub fn until_probed(&self, library: &Path) -> Result<()> {
         let inode = fs::metadata(library)?.ino();
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < patience() {
             let status = self.status()?;
             let probed = status["libraries"].as_array().is_some_and(|all| {
                 all.iter().any(|of| of["inode"].as_u64() == Some(inode) && of["attached"].as_u64() > Some(0))
@@ -232,6 +249,11 @@ impl Agent {
             sleep(Duration::from_millis(20));
         }
         bail!("{} was not probed in time; status: {}", library.display(), self.status()?)
+    }
+
+    /// A signal that is a command to it.
+    pub fn signal(&self, number: i32) {
+        signal(self.child.id(), number);
     }
 
     /// Halts the agent where it is, as a debugger or an overloaded host does.
@@ -247,7 +269,7 @@ impl Agent {
     pub fn stop(&mut self) -> Result<Duration> {
         let begun = Instant::now();
         signal(self.child.id(), libc::SIGTERM);
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < patience() {
             if self.child.try_wait()?.is_some() {
                 return Ok(begun.elapsed());
             }
@@ -269,6 +291,9 @@ impl Drop for Agent {
         if self.stop().is_err() {
             let _ = self.child.kill();
             let _ = self.child.wait();
+        }
+        if let Some(kept) = std::env::var_os("COTENANT_KEEP_LOG") {
+            let _ = fs::copy(&self.log, kept);
         }
     }
 }

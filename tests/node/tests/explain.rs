@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use cotenant_node::{Cgroup, World, artefacts};
+use cotenant_node::{Cgroup, World, artefacts, scrape::Scrape};
 use cotenant_sim_state::NODE_VARIABLE;
 use serde_json::Value;
 
@@ -139,4 +139,38 @@ fn c105_c107_xids_are_counted_apart_and_a_follower_is_an_echo() -> Result<()> {
     let headline = incidents[0]["explanation"]["headline"].as_str().unwrap_or_default();
     ensure!(headline.contains("Xid 31 2 times"), "the root is what it is told by: {headline}");
     tenant.kill()
+}
+
+#[test]
+fn c105_c107_a_fault_that_the_log_and_nvml_tell_is_one_with_both_its_sources() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let kmsg = directory.path().join("kmsg");
+    fs::write(&kmsg, "")?;
+    let world = World::create(1, &format!("[events]\nkernel_log = \"{}\"\n", kmsg.display()))?;
+    let listening = [("feature", "xid_events"), ("state", "active")];
+    world.agent.until(|scrape| scrape.get("cotenant_agent_feature_state", &listening) == Some(1.0))?;
+    // 79 comes by both ways, 31 by the log alone and twice, 48 by NVML alone.
+    let line = |code: u32| format!("NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=x, Ch 00000010");
+    // Reports of one fault come within seconds of each other by the kernel's clock.
+    let uptime = fs::read_to_string("/proc/uptime")?;
+    let seconds: f64 = uptime.split_whitespace().next().context("a time")?.parse()?;
+    let records = [31, 31, 79].into_iter().enumerate();
+    let text: String =
+        records.map(|(at, code)| format!("3,{at},{:.0},-;{}\n", seconds * 1e6, line(code))).collect();
+    OpenOptions::new().append(true).open(&kmsg)?.write_all(text.as_bytes())?;
+    let told = r#"{ "xids": [{ "gpu": 0, "code": 79 }, { "gpu": 0, "code": 48 }] }"#;
+    fs::write(world.node.directory.join("nvml.json.new"), told)?;
+    fs::rename(world.node.directory.join("nvml.json.new"), world.node.directory.join("nvml.json"))?;
+    let faults = |scrape: &Scrape, code: &str| scrape.get("cotenant_gpu_xid_errors_total", &[("xid", code)]);
+    let told = |scrape: &Scrape, code: &str, source: &str| {
+        scrape.get("cotenant_gpu_xid_reports_total", &[("xid", code), ("source", source)])
+    };
+    let scrape = world
+        .agent
+        .until(|scrape| told(scrape, "48", "nvml") == Some(1.0) && told(scrape, "79", "kmsg") == Some(1.0))?;
+    ensure!(told(&scrape, "79", "nvml") == Some(1.0) && faults(&scrape, "79") == Some(1.0), "one fault");
+    ensure!(faults(&scrape, "31") == Some(2.0) && told(&scrape, "31", "kmsg") == Some(2.0));
+    ensure!(told(&scrape, "31", "nvml").is_none() && told(&scrape, "48", "kmsg").is_none());
+    ensure!(faults(&scrape, "48") == Some(1.0));
+    Ok(())
 }

@@ -318,3 +318,59 @@ fn c104_a_storm_is_one_incident_and_a_retry_that_succeeds_a_near_miss() -> Resul
     );
     Ok(())
 }
+
+#[test]
+fn c104_an_mps_clients_limit_is_told_and_refuses_where_a_device_is_not_full() -> Result<()> {
+    const VARIABLE: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+    let world = World::create(2, "")?;
+    let start = |name: &str| -> Result<Guest> {
+        let unit = format!("fail-{}-{name}.service", std::process::id());
+        let cgroup = Cgroup::create(&format!("system.slice/{unit}"))?;
+        let script = format!("init\nuuid 0\nretain 0\n{}", ask(1_000, "alloc a 2GiB"));
+        let tenant = world.node.tenant(name, &cgroup, &script, &[(VARIABLE, "0=2G,9=1G,junk")])?;
+        let mut guest = Guest { tenant, label: format!("systemd:{unit}"), _cgroup: cgroup };
+        guest.tenant.expect("held")?;
+        Ok(guest)
+    };
+    let (mut client, mut other) = (start("client")?, start("other")?);
+    // NVML knows the one as a client, and the other's word is nothing but a word.
+    let row = serde_json::json!({ "gpu": 0, "pid": client.tenant.pid(), "bytes": 1000 * MIB, "list": "mps" });
+    std::fs::write(
+        world.node.directory.join("nvml.json.new"),
+        serde_json::json!({ "rows": [row] }).to_string(),
+    )?;
+    std::fs::rename(world.node.directory.join("nvml.json.new"), world.node.directory.join("nvml.json"))?;
+    let limit = |scrape: &Scrape, guest: &Guest, source: &str| {
+        scrape.get(
+            "cotenant_gpu_memory_tenant_limit_bytes",
+            &[("tenant", guest.label.as_str()), ("limit_source", source)],
+        )
+    };
+    let scrape = world.agent.until(|scrape| {
+        limit(scrape, &client, "mps").is_some() && limit(scrape, &other, "declared").is_some()
+    })?;
+    ensure!(
+        limit(&scrape, &client, "mps") == Some((2048 * MIB) as f64)
+            && limit(&scrape, &client, "declared").is_none()
+    );
+    ensure!(limit(&scrape, &other, "mps").is_none(), "who is no client is not held");
+    let room = [("tenant", client.label.as_str())];
+    ensure!(scrape.get("cotenant_gpu_memory_tenant_room_bytes", &room) == Some((1048 * MIB) as f64));
+    calm(&world)?;
+    client.go("refused")?;
+    other.go("refused")?;
+    let (_, line) = refusal(&world, &client.label, |line| line["verdict"]["kind"] == "limit")?;
+    let over = because(verdict(&line, "limit")?, "over_limit")?;
+    ensure!(
+        over["enforced"] == true && over["limit"]["source"] == "mps" && over["limit"]["scope"] == "process",
+        "{over}"
+    );
+    ensure!(over["limit"]["bytes"] == 2048 * MIB && over["held"] == 1000 * MIB, "{over}");
+    ensure!(line["verdict"]["certainty"] == "high", "there was room on the device: {line:#}");
+    // It was refused all the same, and the only thing that says why is its own word.
+    let (incident, line) = refusal(&world, &other.label, |line| line["verdict"]["kind"] == "limit")?;
+    ensure!(line["verdict"]["certainty"] == "low", "{line:#}");
+    let words = incident["explanation"]["because"].to_string();
+    ensure!(words.contains("MPS"), "how the GPU is shared is said: {words}");
+    Ok(())
+}

@@ -422,3 +422,41 @@ fn c103_only_the_kernels_kills_count_and_a_restart_loses_none() -> Result<()> {
     assert_eq!(scrape.sum(KILLS, &[]).to_bits(), 3f64.to_bits());
     Ok(())
 }
+
+#[test]
+fn c99_a_kill_says_what_the_victim_did_last() -> Result<()> {
+    let world = World::create(1, "")?;
+    let mut room = Room::unit("last", Some(LIMIT))?;
+    let script = format!(
+        "{BEGIN}loop 20 {{\nalloc x 1MiB\nfree x\n}}\nalloc a 4MiB\ncreate h 6MiB 0\nhandle_release h\nfree_raw 4096\nalloc c \
+         400GiB\noom\n"
+    );
+    let (pid, _) = room.die(&world, "last", &script)?;
+    settled(&world, 1)?;
+    let kills = listed(&world)?;
+    let calls = of_pid(&kills, pid)?["held"]["last_calls"].as_array().context("its last calls")?.clone();
+    let told: Vec<_> = calls
+        .iter()
+        .map(|call| (call["operation"].as_str(), call["bytes"].as_u64(), call["code"].as_u64()))
+        .collect();
+    let expected = [
+        ("cuMemFree", Some(MIB), 0),
+        ("cuMemAlloc", Some(MIB), 0),
+        ("cuMemFree", Some(MIB), 0),
+        ("cuMemAlloc", Some(4 * MIB), 0),
+        ("cuMemCreate", Some(6 * MIB), 0),
+        ("cuMemRelease", Some(6 * MIB), 0),
+        ("cuMemFree", None, 1),
+        ("cuMemAlloc", Some(400 << 30), 2),
+    ]
+    .map(|(operation, bytes, code)| (Some(operation), bytes, Some(code)));
+    assert_eq!(told, expected);
+    let before: Vec<f64> = calls.iter().filter_map(|call| call["seconds_before"].as_f64()).collect();
+    assert!(before.is_sorted_by(|one, next| one >= next) && before.iter().all(|s| (0.0..60.0).contains(s)));
+    let incidents = world.agent.json("/api/v1/incidents")?;
+    let evidence = incidents["incidents"].as_array().into_iter().flatten();
+    let mut kills = evidence.flat_map(|of| of["evidence"].as_array().into_iter().flatten());
+    let told = kills.any(|line| line["last_calls"].as_array().is_some_and(|calls| calls.len() == 8));
+    assert!(told, "evidence has it too: {incidents:#}");
+    Ok(())
+}

@@ -151,6 +151,78 @@ fn c38_bytes_that_nvml_does_not_tell_are_absent_and_not_summed() -> Result<()> {
     Ok(())
 }
 
+/// The sharing modes that are in force, by GPU.
+fn shared(scrape: &Scrape) -> Vec<&str> {
+    let modes = scrape.of("cotenant_gpu_sharing_mode").filter(|sample| same(sample.value, 1.0));
+    modes.map(|sample| sample.label("sharing_mode")).collect()
+}
+
+#[test]
+fn c41_c42_c43_mig_instances_are_devices_with_a_parent_and_a_mode_of_their_own() -> Result<()> {
+    const MIG: &str = "MIG-6a1b2c3d-0000-4444-8888-123456789ab";
+    let world = World::create(1, "")?;
+    let guests = [Guest::held(&world, "left")?, Guest::held(&world, "right")?];
+    let slot = |at: u32| json!({ "uuid": format!("{MIG}{at}"), "bytes": 20_u64 << 30, "used": 1 << 30, "gi": at, "ci": 0 });
+    let row = |guest: &Guest, slot: u32| json!({ "gpu": 0, "pid": guest.tenant.pid(), "bytes": 64 << 20, "list": "compute", "slot": slot });
+    // Slots 0, 2 and 5 of 7; whole-GPU figures are not for everybody.
+    let mut wanted = json!({
+        "mig": { "0": { "max": 7, "slots": { "0": slot(0), "2": slot(2), "5": slot(5) } } },
+        "rows": [row(&guests[0], 0), row(&guests[1], 0)],
+        "calls": { "nvmlDeviceGetMemoryInfo_v2": { "return": 4, "on": "gpu" } },
+    });
+    faults(&world.node.directory, &wanted)?;
+    let instances =
+        |scrape: &Scrape| scrape.of(USAGE).filter(|sample| sample.label("hw_id").starts_with("MIG-")).count();
+    let scrape = world.agent.until(|scrape| instances(scrape) == 3)?;
+    ensure!(absent(&scrape, "memory", "no_permission"), "the parent's memory is not for this agent");
+    for at in [0, 2, 5] {
+        let id = format!("{MIG}{at}");
+        let info = scrape.of("cotenant_gpu_info").find(|sample| sample.label("hw_id") == id);
+        ensure!(info.context("an instance")?.label("hw_parent").starts_with("GPU-"), "{id} has a parent");
+        let busy = [("hw_id", id.as_str())];
+        ensure!(scrape.get("hw_gpu_utilization_ratio", &busy).is_none(), "an instance has no utilisation");
+        ensure!(scrape.get("hw_gpu_memory_limit_bytes", &busy) == Some(20.0 * 1024.0 * MIB));
+    }
+    let mode = |scrape: &Scrape, id: &str| -> Vec<String> {
+        let of = scrape.of("cotenant_gpu_sharing_mode").filter(|sample| sample.label("hw_id") == id);
+        of.filter(|sample| same(sample.value, 1.0)).map(|of| of.label("sharing_mode").to_owned()).collect()
+    };
+    let whole = scrape.of("cotenant_gpu_mig_enabled").find(|sample| same(sample.value, 1.0));
+    let whole = whole.context("a GPU in MIG mode")?.label("hw_id").to_owned();
+    let first = format!("{MIG}0");
+    world.agent.until(|scrape| mode(scrape, &whole) == ["mig"] && mode(scrape, &first) == ["time_sliced"])?;
+    for guest in &guests {
+        let bytes = [("tenant", guest.label.as_str()), ("hw_id", first.as_str())];
+        world.agent.until(|scrape| scrape.get(PROCESS_BYTES, &bytes) == Some(64.0 * MIB))?;
+    }
+    // One is deleted; its handle may linger.
+    wanted["mig"]["0"]["slots"] = json!({ "0": slot(0), "5": slot(5) });
+    faults(&world.node.directory, &wanted)?;
+    world.agent.until(|scrape| instances(scrape) == 2)?;
+    Ok(())
+}
+
+#[test]
+fn c47_dear_figures_are_read_seldom_and_their_age_is_told() -> Result<()> {
+    const ENERGY: &str = "nvmlDeviceGetTotalEnergyConsumption";
+    let world = World::create(1, "")?;
+    faults(&world.node.directory, &json!({ "calls": { ENERGY: { "holds_us": 4000 } } }))?;
+    let calls = |scrape: &Scrape, function: &str| {
+        scrape
+            .get("cotenant_agent_nvml_call_duration_seconds_count", &[("function", function)])
+            .unwrap_or(0.0)
+    };
+    let polls = |scrape: &Scrape| calls(scrape, "nvmlDeviceGetMemoryInfo_v2");
+    let scrape = world.agent.until(|scrape| polls(scrape) >= 20.0)?;
+    let (energy, handles) = (calls(&scrape, ENERGY), calls(&scrape, "nvmlDeviceGetHandleByIndex_v2"));
+    ensure!(energy <= 2.0 && same(handles, 1.0), "{energy} and {handles} calls in {} polls", polls(&scrape));
+    let age = |figure| scrape.get("cotenant_gpu_figure_age_seconds", &[("figure", figure)]);
+    let (old, young) = (age("energy").context("an age")?, age("power").context("an age")?);
+    ensure!(old > 5.0 && young < old, "energy is {old} s old, power {young} s");
+    ensure!(scrape.get("hw_energy_joules_total", &[]).is_some(), "it is there as it was read");
+    Ok(())
+}
+
 /// A process under a name of its own.
 struct Named(Child);
 
@@ -188,6 +260,10 @@ fn c02_c07_the_mps_server_is_its_own_tenant_and_clients_count_once() -> Result<(
         ensure!(client.bytes(&scrape) == client.bytes(&before), "{} counts once", client.label);
     }
     ensure!(same(scrape.sum(LIVE, &labels), 0.0));
+    world.agent.until(|scrape| shared(scrape) == ["mps"]).context("clients make it MPS")?;
+    let status = world.agent.status()?;
+    let sharing = &status["gpus"][0]["sharing"];
+    ensure!(sharing["basis"] == "mps_lists" && sharing["tenants"] == 2, "{sharing}");
     ensure!(scrape.get(UNATTRIBUTED, &[]) == Some(0.0), "{:?}", scrape.get(UNATTRIBUTED, &[]));
     ensure!(balance(&scrape).is_empty(), "{:?}", balance(&scrape));
     Ok(())

@@ -10,6 +10,7 @@ use cotenant_model::Operation;
 use cotenant_node::{
     Agent, Cgroup, SimulatedNode, Tenant, losses,
     scrape::Scrape,
+    slowness,
     waits::{SYMBOLS, WaitTruth},
 };
 use cotenant_sim_state::{NodeConfig, truth::Class};
@@ -17,8 +18,10 @@ use cotenant_sim_state::{NodeConfig, truth::Class};
 const BLAME: &str = "cotenant_gpu_blame_seconds_total";
 const WAIT: &str = "cotenant_gpu_driver_wait_seconds_total";
 const EXCESS: &str = "cotenant_gpu_contention_excess_seconds_total";
-/// Some ticks of 200 ms, on a busy machine.
-const SETTLE: Duration = Duration::from_millis(1_200);
+/// Some ticks of 200 ms, on a busy machine. An emulated one (tests/kernels) asks for more: a tick takes seconds there.
+fn settling() -> Duration {
+    Duration::from_millis(1_200) * slowness()
+}
 /// Of the true wait, on its true culprit and in its class.
 const RIGHT: f64 = 0.95;
 const INNOCENT: f64 = 0.01;
@@ -89,7 +92,7 @@ impl Stage {
     }
 
     fn moment(&self) -> Result<Moment> {
-        sleep(SETTLE);
+        sleep(settling());
         Ok(Moment { scrape: self.agent.scrape()?, truth: WaitTruth::read(&self.node.directory)? })
     }
 

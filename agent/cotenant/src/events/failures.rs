@@ -177,8 +177,9 @@ impl Asks {
                 ask.free_age_seconds = census.at_failure.then_some(0.0);
             }
         }
+        let limits: Vec<_> = tick.limits.of(call.process, &gpu).collect();
         ask.gpu = Some(gpu);
-        ask
+        ask.under(limits)
     }
 
     pub(super) fn retried(call: &RetriedCall, gpu: Option<GpuId>, roll: &Roll, clock: Clock) -> Option<Word> {

@@ -9,9 +9,9 @@ use std::{
 use cotenant_host::{CgroupView, Host, HostNames, identify};
 use cotenant_model::{
     GpuId, ProcessId, Tenant, TenantKind,
-    incident::{KillNote, KillScope},
+    incident::{CallNote, KillNote, KillScope},
     kill::{CgroupKills, Held, Kill, KillCounters, Kills, Marked, OomIncident, OomLine, Scope, Trigger},
-    report::KilledThread,
+    report::{KilledThread, LastCall},
     sample::{GpuRef, KernelSample, ProcessSample},
 };
 
@@ -235,12 +235,25 @@ fn note(kill: &Kill, incident: &OomIncident, clock: Clock) -> Option<KillNote> {
         processes: 1,
         gpu_live: gpu_live.into_iter().collect(),
         host_pinned: kill.held.as_ref().map(|held| held.pinned),
+        last_calls: kill.held.iter().flat_map(|held| &held.last_calls).map(|call| told(call, kill)).collect(),
     })
+}
+
+/// One of the last calls, as seen from the kill.
+pub(crate) fn told(call: &LastCall, kill: &Kill) -> CallNote {
+    CallNote {
+        seconds_before: (kill.time_ns as f64 - call.at as f64) / 1e9,
+        operation: call.operation,
+        bytes: call.bytes,
+        code: call.error.0,
+        gpu: call.gpu.clone(),
+    }
 }
 
 fn holdings(kernel: &KernelSample, tenants: &BTreeMap<ProcessId, Tenant>, process: &ProcessSample) -> Held {
     let mut held = Held::of(&process.ledger);
     held.neighbours = neighbours(kernel, tenants, process, &held);
+    held.last_calls.clone_from(&process.last_calls);
     held
 }
 

@@ -37,6 +37,8 @@ fn sample(id: u64, tgid: u32, uid: u32, cgroup_id: u64) -> ProcessSample {
         ended_at: 0,
         confidence: Confidence::Complete,
         before_memory: false,
+        last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),
@@ -57,7 +59,7 @@ fn registry() -> (tempfile::TempDir, Registry) {
 
 fn resolved(registry: &mut Registry, process: ProcessSample) -> String {
     let id = process.id;
-    registry.resolve(&[process], &BTreeSet::new()).by_process[&id].name.clone()
+    registry.resolve(&[process], &BTreeSet::new(), &BTreeSet::new()).by_process[&id].name.clone()
 }
 
 #[test]
@@ -134,8 +136,25 @@ fn the_dead_keep_their_names_for_a_while_and_then_cost_nothing() {
         waits: 1,
         time_ns: 1,
     });
-    let resolved = registry.resolve(&[victim], &BTreeSet::new());
+    let resolved = registry.resolve(&[victim], &BTreeSet::new(), &BTreeSet::new());
     assert_eq!(resolved.by_process[&ProcessId(1)].name, "systemd:a.service");
+}
+
+#[test]
+fn c07_an_mps_server_is_nobodys_whoever_started_it() {
+    let (root, mut registry) = registry();
+    live(root.path(), 10, 1, 0, "0::/system.slice/a.service\n");
+    let of = |registry: &mut Registry, servers: &[u32]| {
+        let pids = BTreeSet::from([10]);
+        let servers = servers.iter().copied().collect();
+        let resolved = registry.resolve(&[sample(1, 10, 0, 77)], &pids, &servers);
+        (resolved.by_process[&ProcessId(1)].name.clone(), resolved.by_pid[&10].name.clone())
+    };
+    let (service, server) = ("systemd:a.service".to_owned(), "system:mps-server".to_owned());
+    assert_eq!(of(&mut registry, &[]), (service.clone(), service));
+    assert_eq!(of(&mut registry, &[10]), (server.clone(), server.clone()));
+    // A poll that could not list it takes nothing back.
+    assert_eq!(of(&mut registry, &[]).0, server);
 }
 
 #[test]

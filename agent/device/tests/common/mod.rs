@@ -14,11 +14,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cotenant_device::nvml::{
-    Answer, Fault, Figure, Handle, List, ListVersion, MemoryRow, MemoryVersion, Nvml, Opener, RawRows, Text,
-    UtilizationRow,
+    Alarm, Alarms, Answer, Bell, Fault, Figure, Handle, List, ListVersion, MemoryRow, MemoryVersion, Nvml,
+    Opener, RawRows, Text, UtilizationRow,
 };
 use cotenant_device::{Device, Health, NvmlConfig, ProcessCheck};
-use cotenant_model::device::{CallCost, LibraryFacts};
+use cotenant_model::device::{CallCost, ComputeMode, LibraryFacts};
 use cotenant_model::{DeviceSample, GpuSample};
 
 pub const GIB: u64 = 1 << 30;
@@ -44,9 +44,12 @@ pub struct State {
     pub hang: Option<&'static str>,
     /// How long every call takes.
     pub slow: Duration,
+    /// How long calls of these functions take beyond that.
+    pub dear: Vec<(&'static str, Duration)>,
     pub newest_list: Option<ListVersion>,
     pub utilization: Vec<UtilizationRow>,
     pub used: u64,
+    pub alarms: Vec<Alarm>,
 }
 
 #[derive(Clone, Debug)]
@@ -54,6 +57,8 @@ pub struct Node {
     state: Arc<(Mutex<State>, Condvar)>,
     pub opened: Arc<AtomicU64>,
     pub closed: Arc<AtomicU64>,
+    /// Event sets that are open.
+    pub bells: Arc<AtomicU64>,
 }
 
 impl Node {
@@ -64,6 +69,7 @@ impl Node {
             state: Arc::new((Mutex::new(state), Condvar::new())),
             opened: Arc::default(),
             closed: Arc::default(),
+            bells: Arc::default(),
         }
     }
 
@@ -82,7 +88,8 @@ impl Node {
         while state.hang == Some(function) {
             state = self.state.1.wait(state).unwrap();
         }
-        let slow = state.slow;
+        let dear = state.dear.iter().filter(|(name, _)| *name == function).map(|(_, takes)| *takes);
+        let slow = state.slow + dear.sum::<Duration>();
         if !slow.is_zero() {
             drop(state);
             thread::sleep(slow);
@@ -109,6 +116,15 @@ impl Node {
         })
     }
 
+    pub fn bell(&self) -> Bell {
+        let node = self.clone();
+        Box::new(move || {
+            drop(node.call("nvmlEventSetCreate", None)?);
+            node.bells.fetch_add(1, Ordering::SeqCst);
+            Ok(Box::new(FakeSet(node.clone())) as Box<dyn Alarms>)
+        })
+    }
+
     pub fn start(&self) -> Device {
         self.start_with(|_| {})
     }
@@ -124,7 +140,7 @@ impl Node {
             ..NvmlConfig::default()
         };
         change(&mut config);
-        Device::spawn_with(config, Instant::now(), self.opener()).unwrap()
+        Device::spawn_with(config, Instant::now(), self.opener(), self.bell()).unwrap()
     }
 }
 
@@ -163,6 +179,28 @@ pub fn gpu<'a>(sample: &'a DeviceSample, id: &str) -> &'a GpuSample {
 
 pub fn cost(sample: &DeviceSample, function: &str) -> CallCost {
     sample.calls.iter().find(|cost| cost.function == function).cloned().unwrap()
+}
+
+struct FakeSet(Node);
+
+impl Drop for FakeSet {
+    fn drop(&mut self) {
+        self.0.bells.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Alarms for FakeSet {
+    fn watched(&self) -> usize {
+        self.0.lock().gpus.len()
+    }
+
+    fn wait(&mut self, at_most: Duration) -> Answer<Option<Alarm>> {
+        let mut state = self.0.call("nvmlEventSetWait_v2", None)?;
+        if state.alarms.is_empty() {
+            state = self.0.state.1.wait_timeout(state, at_most).unwrap().0;
+        }
+        Ok(if state.alarms.is_empty() { None } else { Some(state.alarms.remove(0)) })
+    }
 }
 
 struct Fake(Node);
@@ -259,6 +297,11 @@ impl Nvml for Fake {
             Figure::EnergyMillijoules => u64::MAX,
             _ => 7,
         })
+    }
+
+    fn compute_mode(&self, device: Handle) -> Answer<ComputeMode> {
+        drop(self.0.call("nvmlDeviceGetComputeMode", Some(index(device).0))?);
+        Ok(ComputeMode::Default)
     }
 
     fn mig_enabled(&self, device: Handle) -> Answer<bool> {

@@ -1,16 +1,18 @@
 //! Owns the rows of the catalogue, sorted by Prometheus name: the order in which families are published.
-//! Refuses metrics of capabilities that are not built (grants); they are declared with their code.
+//! Refuses metrics of capabilities that are not built; they are declared with their code.
 //!
 //! In bounds, T is tenants (the cap, plus `other`) and G is GPUs and MIG instances (64 at most).
 
 use super::Stability::{Development, Stable};
 use super::attributes::{
     ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
-    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FORECAST, FORECAST_OUTCOME, FUNCTION, HEADROOM_PART, HORIZON,
-    HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE,
-    INCIDENT_KIND, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE,
-    OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME,
-    READING, RELATION, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
+    CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FIGURE, FORECAST, FORECAST_OUTCOME, FUNCTION, GRANT,
+    HEADROOM_PART, HORIZON, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT,
+    HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LIMIT_SCOPE,
+    LIMIT_SOURCE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION, OTLP_DROP_REASON,
+    OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME, READING, RELATION, REQUEST_SOURCE, RESOURCE,
+    SHARING_MODE, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
+    XID_SOURCE,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -63,8 +65,25 @@ catalogue! {
     AgentFeature: Gauge Development Unit::STATE, "cotenant.agent.feature.state", "cotenant_agent_feature_state",
         [FEATURE, FEATURE_STATE], "features x 5",
         "1 for the state that a capability of this agent is in on this host, 0 for the others. The reason is on /status.";
+    PodResourcesAge: Gauge Development Unit::SECONDS, "cotenant.agent.kubelet.podresources.age",
+        "cotenant_agent_kubelet_podresources_age_seconds", [], "1",
+        "Age in seconds of what is known of grants: the last answer of kubelet's pod-resources socket. Grants stay as they \
+         were while it does not answer. Not there on a host without one.";
+    PodResourcesErrors: Counter Development Unit::count("{question}"), "cotenant.agent.kubelet.podresources.errors",
+        "cotenant_agent_kubelet_podresources_errors_total", [], "1",
+        "Questions to kubelet's pod-resources socket that failed. Exact. Not there on a host without one.";
+    RuntimeAge: Gauge Development Unit::SECONDS, "cotenant.agent.kubelet.runtime.age",
+        "cotenant_agent_kubelet_runtime_age_seconds", [], "1",
+        "Age in seconds of what is known of pods' names and annotations from the container runtime's CRI socket. Names \
+         stay as they were while it does not answer. Not there on a host without one.";
+    RuntimeErrors: Counter Development Unit::count("{question}"), "cotenant.agent.kubelet.runtime.errors",
+        "cotenant_agent_kubelet_runtime_errors_total", [], "1",
+        "Questions to the container runtime's CRI socket that failed. Exact. Not there on a host without one.";
+    UnreadDeviceIds: Gauge Development Unit::count("{device}"), "cotenant.agent.kubelet.unread_device_ids",
+        "cotenant_agent_kubelet_unread_device_ids", [], "1",
+        "Device ids in kubelet's last answer that are of no known plugin: grants of theirs are missing. Exact.";
     AgentLosses: Counter Development Unit::count("{event}"), "cotenant.agent.losses", "cotenant_agent_losses_total",
-        [LOSS_REASON], "24",
+        [LOSS_REASON], "27",
         "Events that the kernel side could not book, counted there. Anything above zero means that figures of the \
          tenants concerned are too low; their confidence says so.";
     AgentMapCapacity: Gauge Development Unit::count("{entry}"), "cotenant.agent.map.capacity",
@@ -76,7 +95,7 @@ catalogue! {
     AgentNotes: Counter Development Unit::count("{event}"), "cotenant.agent.notes", "cotenant_agent_notes_total",
         [NOTE], "13",
         "Facts about the workload counted in the kernel, none of them a loss. probe_hits times \
-         cotenant_agent_probe_cost_seconds is the time that the probes cost all tenants.";
+         cotenant_agent_probe_calibration_seconds is the time that the probes cost all tenants.";
     NvmlAbsences: Gauge Development Unit::count("{reading}"), "cotenant.agent.nvml.absences",
         "cotenant_agent_nvml_absences", [READING, ABSENCE_REASON], "readings x 13",
         "Readings that the last NVML poll did not get, over all GPUs and processes. Not there when none is missing.";
@@ -116,16 +135,28 @@ catalogue! {
     OtlpQueueLength: UpDownCounter Development Unit::count("{item}"), "cotenant.agent.otlp.queue.length",
         "cotenant_agent_otlp_queue_length", [OTLP_SIGNAL], "3",
         "Data points, spans and log records that wait to be sent. The request under way is not in here. Exact.";
-    ProbeCost: Gauge Development Unit::SECONDS, "cotenant.agent.probe.cost", "cotenant_agent_probe_cost_seconds",
-        [], "1",
-        "Time in seconds that one probe hit adds to the traced call, calibrated on this host. An estimate, good to some \
-         tens of percent. Not there when it was not measured.";
+    ProbeCalibration: Gauge Development Unit::SECONDS, "cotenant.agent.probe.calibration",
+        "cotenant_agent_probe_calibration_seconds", [], "1",
+        "Time in seconds that the two probes of a traced call add to it, measured at start on a function of the agent's \
+         own. What the programs do for a tenant's call comes on top, some tenths of it. Not there when it was not measured.";
+    ProbeCost: Counter Development Unit::SECONDS, "cotenant.agent.probe.cost",
+        "cotenant_agent_probe_cost_seconds_total", [], "1",
+        "Time in seconds that probes have added to the calls of all tenants: their number times \
+         cotenant_agent_probe_calibration_seconds. An estimate, and rather too low. Not there when that was not measured.";
     ProbeLibraries: Gauge Development Unit::count("{library}"), "cotenant.agent.probe.libraries",
         "cotenant_agent_probe_libraries", [LIBRARY_STATE], "3",
         "libcuda files under observation, by how far the probes are attached. Exact at the last scan.";
     ProbeSymbols: Gauge Development Unit::count("{symbol}"), "cotenant.agent.probe.symbols",
         "cotenant_agent_probe_symbols", [SYMBOL_STATE], "3",
         "Probed symbols over all libcuda files, by state. A missing symbol is one that this driver does not have. Exact.";
+    ProbesShed: Gauge Development Unit::count("{library}"), "cotenant.agent.probes.shed",
+        "cotenant_agent_probes_shed", [], "1",
+        "libcuda files whose stream-ordered calls are not probed for now, because probes cost a process more than \
+         kernel.probe_share. Whoever maps them is events_lost. Exact.";
+    ProcessesUntimed: Gauge Development Unit::count("{process}"), "cotenant.agent.processes.untimed",
+        "cotenant_agent_processes_untimed", [], "1",
+        "Processes whose calls are booked and counted, but not timed for now: probes cost them more than \
+         kernel.probe_share. Exact.";
     AgentResident: Gauge Development Unit::BYTES, "cotenant.agent.resident_memory",
         "cotenant_agent_resident_memory_bytes", [], "1",
         "Resident memory of the agent in bytes, from the kernel. BPF maps are not in it.";
@@ -163,6 +194,34 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, WAIT_CLASS], "T x 7",
         "Time in seconds that a tenant's threads were blocked inside driver calls, by what they waited for, told from the \
          kernel stack at blocking. Measured; time ready to run without a CPU is not in here.";
+    FigureAge: Gauge Development Unit::SECONDS, "cotenant.gpu.figure.age", "cotenant_gpu_figure_age_seconds",
+        [HW_ID, FIGURE], "G x 11",
+        "Age in seconds of a figure that does not come with every NVML poll: the dearer its call and the more tenants wait \
+         for the agent, the more seldom it is read. Memory and processes are as old as cotenant_gpu_readings_age_seconds.";
+    GrantIdle: Counter Development Unit::SECONDS, "cotenant.gpu.grant.idle", "cotenant_gpu_grant_idle_seconds_total",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Time in seconds for which a tenant held this grant and had no memory on the GPU, by NVML's process lists and the \
+         probes, since the agent came. Time in which that could not be read is not in it.";
+    GrantShares: UpDownCounter Development Unit::count("{share}"), "cotenant.gpu.grant.shares",
+        "cotenant_gpu_grant_shares", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID_OR_UNKNOWN, RESOURCE],
+        "T x G",
+        "Devices, or shares of one, that the scheduler granted a tenant, from kubelet. A grant, not a use: see \
+         cotenant_gpu_memory_process_bytes. Held for others it is the system's. GPU unknown: a claim without a UUID.";
+    GrantState: Gauge Development Unit::STATE, "cotenant.gpu.grant.state", "cotenant_gpu_grant_state",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, GRANT], "T x G x 6",
+        "1 for how grant and use of a GPU stand to each other for a pod, 0 for the others. Not there while kubelet never \
+         answered, and where the use cannot be read. Not there for other.";
+    IdleHolderAge: Gauge Development Unit::SECONDS, "cotenant.gpu.idle_holder.age",
+        "cotenant_gpu_idle_holder_age_seconds", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "How long the longest idle holder of a tenant has done nothing, in seconds. Not there where none is idle.";
+    IdleHolderBytes: UpDownCounter Development Unit::BYTES, "cotenant.gpu.idle_holder", "cotenant_gpu_idle_holder_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Bytes that NVML lists for those of a tenant's processes that called the driver no more and ran no kernel for \
+         tenants.idle_after. Kernels shorter than NVML's samples can be missed. The processes are on /api/v1/holders.";
+    IdleHolders: UpDownCounter Development Unit::count("{process}"), "cotenant.gpu.idle_holders",
+        "cotenant_gpu_idle_holders", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Processes behind cotenant_gpu_idle_holder_bytes. Not there where NVML has no process samples or no probe counts \
+         calls: unknown is not idle.";
     GpuInfo: Info Development Unit::STATE, "cotenant.gpu", "cotenant_gpu_info",
         [HW_ID, HW_TYPE, HW_NAME, HW_PARENT, HW_DRIVER_VERSION], "G",
         "What a GPU or MIG instance is, from NVML. Join on hw_id.";
@@ -174,6 +233,10 @@ catalogue! {
     MemoryBandwidth: Gauge Development Unit::RATIO, "cotenant.gpu.memory.bandwidth.utilization",
         "cotenant_gpu_memory_bandwidth_utilization_ratio", [HW_ID], "G",
         "Share of NVML's last sample period (up to 1 s) in which GPU memory was read or written, 0 to 1. Time, not bytes.";
+    MemoryCgroup: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.cgroup", "cotenant_gpu_memory_cgroup_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Device memory that the kernel counts for a tenant's cgroups (dmem.current, since Linux 6.14). Not there where the \
+         kernel or the GPU's driver has no such count.";
     MemoryConfidence: Gauge Development Unit::STATE, "cotenant.gpu.memory.confidence",
         "cotenant_gpu_memory_confidence", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, CONFIDENCE], "T x 3",
         "1 for the word that says how far a tenant's ledger can be trusted, 0 for the others. The worst of its processes.";
@@ -211,10 +274,24 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LEDGER_HW_ID, OPERATION], "T x (G + 2) x 45",
         "Driver calls of a tenant by CUDA function, failed ones included, from the probes. Lost events are missing and \
          counted in cotenant_agent_losses_total.";
+    MemoryOverRequest: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.over_request",
+        "cotenant_gpu_memory_over_request_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, HW_ID, REQUEST_SOURCE], "T x G",
+        "Bytes that NVML lists for a pod beyond what it asked for on this GPU, contexts included; 0 within it. Nothing \
+         enforces a request. Not there where either is not known.";
+    MemoryPool: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.pool.reserved",
+        "cotenant_gpu_memory_pool_reserved_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
+        "Bytes of the GPU that the tenant's pools (cuMemAllocAsync) have taken, used or not, from what the driver maps and \
+         unmaps. What of it is in use is cotenant_gpu_memory_live_bytes of memory_kind pool. Exact. Not there when it is \
+         not known of one of the tenant's processes: it was there before the agent, events of it were lost, there is no \
+         kernel boundary, or its driver maps pools in another way.";
     MemoryProcess: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.process",
         "cotenant_gpu_memory_process_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
-        "Bytes that NVML lists for a tenant's processes, contexts and modules included. Not there when NVML does not say \
-         it for one of them. Managed memory is mostly not in it.";
+        "Bytes that NVML lists for a tenant's processes, contexts and modules included; 0 for one that was granted the \
+         GPU and is in no list. Not there when NVML does not say it for one of them. Managed memory is mostly not in it.";
+    MemoryRequest: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.request",
+        "cotenant_gpu_memory_request_bytes", [TENANT, TENANT_KIND, NAMESPACE, POD, HW_ID, REQUEST_SOURCE], "T x G",
+        "Bytes that a pod asked for on this GPU, as its scheduler's annotations or the granted device say. A fraction is \
+         taken of the GPU's memory. A pod may write its own annotations.";
     MemoryReserved: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.reserved",
         "cotenant_gpu_memory_reserved_bytes", [HW_ID], "G",
         "Bytes that driver and firmware keep for themselves, from NVML. Not there when the driver does not tell; it is \
@@ -224,6 +301,16 @@ catalogue! {
         "T x G x 3",
         "NVML's process bytes minus the ledger's device bytes of a tenant, in parts that add up to it. Signed: drift below \
          zero is a ledger above NVML. The two are read at different moments.";
+    TenantLimit: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.tenant.limit",
+        "cotenant_gpu_memory_tenant_limit_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, LIMIT_SOURCE, LIMIT_SCOPE], "T x G x 3",
+        "What a tenant, or each of its processes, may take of a GPU, by who says so; the tightest of each source. Requests \
+         of a scheduler are no limits. An MPS server's own default is not seen.";
+    TenantRoom: UpDownCounter Development Unit::BYTES, "cotenant.gpu.memory.tenant.room",
+        "cotenant_gpu_memory_tenant_room_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, LIMIT_SOURCE, LIMIT_SCOPE], "T x G x 3",
+        "Bytes between what counts against cotenant_gpu_memory_tenant_limit_bytes and the limit: by the cgroup's own count \
+         for dmem, by the ledger for a process. Not there where that is unknown.";
     MemoryUnattributed: UpDownCounter Stable Unit::BYTES, "cotenant.gpu.memory.unattributed",
         "cotenant_gpu_memory_unattributed_bytes", [HW_ID], "G",
         "Used bytes of a GPU that no listed process accounts for, from NVML: managed pages, processes that NVML hides. \
@@ -257,6 +344,13 @@ catalogue! {
         "cotenant_gpu_reclaim_risk_victim", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "G x 3",
         "1 for the three tenants whose allocations would be refused first if the GPU filled up, by the sizes and the pace \
          of what they ask for. Read it only with a risk.";
+    SharingMode: Gauge Development Unit::STATE, "cotenant.gpu.sharing.mode", "cotenant_gpu_sharing_mode",
+        [HW_ID, SHARING_MODE], "G x 5",
+        "1 for how the GPU is shared, 0 for the other ways: told from MIG and compute mode, NVML's MPS lists, grants, and who \
+         was on it in the last ten minutes. What it was told from is on /status.";
+    StaleGrants: UpDownCounter Development Unit::count("{grant}"), "cotenant.gpu.stale_grants",
+        "cotenant_gpu_stale_grants", [], "1",
+        "Grants in kubelet's list whose pod has no cgroup on this node any more. They hold no memory.";
     TenantGrowth: Gauge Development Unit::BYTES, "cotenant.gpu.tenant.memory.growth",
         "cotenant_gpu_tenant_memory_growth_bytes",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, HORIZON], "T x G x 3",
@@ -282,10 +376,15 @@ catalogue! {
          grows. Whether it goes on is what cotenant_gpu_reclaim_risk_ratio says.";
     XidErrors: Counter Development Unit::count("{fault}"), "cotenant.gpu.xid.errors", "cotenant_gpu_xid_errors_total",
         [HW_ID_OR_UNKNOWN, XID], "512",
-        "Xid faults of a GPU since the agent came, by code, from the kernel's log; the follow-ups of a fault are in here.";
+        "Xid faults of a GPU since the agent came, by code, once for each fault whoever tells \
+         of it; the follow-ups of a fault are in here.";
     XidLast: Gauge Development Unit::SECONDS, "cotenant.gpu.xid.last_seen", "cotenant_gpu_xid_last_seen_seconds",
         [HW_ID_OR_UNKNOWN, XID], "512",
         "When this Xid was last seen on the GPU, in seconds since the Unix epoch.";
+    XidReports: Counter Development Unit::count("{report}"), "cotenant.gpu.xid.reports",
+        "cotenant_gpu_xid_reports_total", [HW_ID_OR_UNKNOWN, XID, XID_SOURCE], "512 x 3",
+        "What each source told of Xid faults. A source that tells fewer than another misses some; the faults themselves are \
+         in cotenant_gpu_xid_errors_total.";
     IncidentsOpen: UpDownCounter Development Unit::count("{incident}"), "cotenant.incidents.open",
         "cotenant_incidents_open", [], "1",
         "Incidents that go on now. They are on /api/v1/incidents, in words.";

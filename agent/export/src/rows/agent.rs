@@ -1,6 +1,7 @@
 //! Owns the rows that the agent publishes about itself: losses, maps, features, NVML calls, cost.
 //! Refuses library paths and reasons in words: both are free text and are on `/status`.
 
+use cotenant_model::Note;
 use cotenant_model::device::CallCost;
 use cotenant_model::sample::LibraryState;
 use cotenant_model::view::{FeatureState, OtlpView, View};
@@ -36,8 +37,12 @@ fn own_cost(sheet: &mut Sheet, view: &View) {
     sheet.put(Id::AgentTick, none(), agent.tick_seconds);
     sheet.put(Id::AgentTenantsFolded, none(), agent.tenants_folded);
     if let Some(seconds) = agent.probe_cost_seconds {
-        sheet.put(Id::ProbeCost, none(), seconds);
+        sheet.put(Id::ProbeCalibration, none(), seconds);
+        let hits = agent.notes.iter().find(|(note, _)| *note == Note::ProbeHits).map_or(0, |(_, hits)| *hits);
+        sheet.put(Id::ProbeCost, none(), hits as f64 * seconds);
     }
+    sheet.put(Id::ProbesShed, none(), agent.probes_shed);
+    sheet.put(Id::ProcessesUntimed, none(), agent.processes_untimed);
     for feature in &agent.features {
         for state in FeatureState::ALL {
             let labels = none().with(FEATURE, feature.name).with(FEATURE_STATE, state.as_str());

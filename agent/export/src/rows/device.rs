@@ -3,14 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use cotenant_model::sharing::Mode;
 use cotenant_model::view::{GpuView, View};
 use cotenant_model::{Absence, GpuId, Reading};
 
 use super::{Labels, Sheet, Value};
 use crate::Id;
 use crate::catalogue::attributes::{
-    ECC_ERROR, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION, HW_TYPE,
-    IO_DIRECTION, THROTTLE_REASON,
+    ECC_ERROR, FIGURE, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_NAME, HW_PARENT, HW_SENSOR_LOCATION,
+    HW_TYPE, IO_DIRECTION, SHARING_MODE, THROTTLE_REASON,
 };
 
 /// `nvmlClocksEventReason*` of nvml.h (CUDA 13), by bit from the lowest.
@@ -133,6 +134,13 @@ impl Page<'_> {
             .with_some(HW_DRIVER_VERSION, driver);
         self.sheet.put(Id::GpuInfo, info, true);
         self.sheet.put(Id::ReadingsAge, self.labels(), gpu.age_seconds);
+        for (figure, age) in &gpu.figure_ages {
+            self.sheet.put(Id::FigureAge, self.labels().with(FIGURE, figure), *age);
+        }
+        for mode in Mode::ALL {
+            let labels = self.labels().with(SHARING_MODE, mode.as_str());
+            self.sheet.put(Id::SharingMode, labels, *mode == gpu.sharing.mode);
+        }
         self.put(Id::MigEnabled, self.labels(), "mig_enabled", gpu.sample.mig_enabled);
     }
 

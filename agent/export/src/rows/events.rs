@@ -9,7 +9,7 @@ use cotenant_model::{Tenant, TenantKind};
 use super::tenant::tenant_labels;
 use super::{Labels, Sheet};
 use crate::Id;
-use crate::catalogue::attributes::{HW_ID, INCIDENT_KIND, OOM_SCOPE, XID};
+use crate::catalogue::attributes::{HW_ID, INCIDENT_KIND, OOM_SCOPE, XID, XID_SOURCE};
 use crate::label::clean_tenant;
 
 pub(super) fn write(sheet: &mut Sheet, view: &View) {
@@ -33,5 +33,12 @@ pub(super) fn write(sheet: &mut Sheet, view: &View) {
             .with(XID, &code.to_string());
         sheet.put(Id::XidErrors, labels.clone(), *count);
         sheet.put(Id::XidLast, labels, *last);
+    }
+    for ((gpu, code, source), count) in &events.xid_reports {
+        let labels = Labels::default()
+            .with(HW_ID, gpu.as_ref().map_or("unknown", |gpu| gpu.as_str()))
+            .with(XID, &code.to_string())
+            .with(XID_SOURCE, source.as_str());
+        sheet.put(Id::XidReports, labels, *count);
     }
 }

@@ -11,8 +11,8 @@ use cotenant_model::{Tenant, TenantKind};
 use super::{Labels, Sheet};
 use crate::Id;
 use crate::catalogue::attributes::{
-    CONFIDENCE, CONTAINER, CUDA_ERROR, HW_ID, LEDGER_HW_ID, MEMORY_KIND, NAMESPACE, OPERATION, PART, POD,
-    TENANT, TENANT_KIND, WAIT_CLASS,
+    CONFIDENCE, CONTAINER, CUDA_ERROR, HW_ID, LEDGER_HW_ID, LIMIT_SCOPE, LIMIT_SOURCE, MEMORY_KIND,
+    NAMESPACE, OPERATION, PART, POD, TENANT, TENANT_KIND, WAIT_CLASS,
 };
 use crate::guard::distinct;
 use crate::label::clean_tenant;
@@ -83,12 +83,31 @@ fn device_side(sheet: &mut Sheet, tenant: &TenantView, labels: &Labels) {
             }
         }
     }
+    for (gpu, bytes) in &tenant.pool_reserved {
+        if let Some(bytes) = bytes {
+            sheet.put(Id::MemoryPool, labels.clone().with(HW_ID, gpu.as_str()), *bytes);
+        }
+    }
     for (gpu, residual) in &tenant.residual {
         let parts =
             [("context", residual.context), ("baseline", residual.baseline), ("drift", residual.drift)];
         for (part, bytes) in parts {
             let labels = labels.clone().with(HW_ID, gpu.as_str()).with(PART, part);
             sheet.put(Id::MemoryResidual, labels, bytes);
+        }
+    }
+    for (gpu, bytes) in &tenant.device_cgroup_bytes {
+        sheet.put(Id::MemoryCgroup, labels.clone().with(HW_ID, gpu.as_str()), *bytes);
+    }
+    for (gpu, limit) in &tenant.limits {
+        let labels = labels
+            .clone()
+            .with(HW_ID, gpu.as_str())
+            .with(LIMIT_SOURCE, limit.source.as_str())
+            .with(LIMIT_SCOPE, limit.scope.as_str());
+        sheet.put(Id::TenantLimit, labels.clone(), limit.bytes);
+        if let Some(room) = limit.room() {
+            sheet.put(Id::TenantRoom, labels, room);
         }
     }
     for (gpu, share) in &tenant.utilization {

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cotenant_export::{Format, Kind, METRICS, Row, Value, rows};
 use cotenant_model::device::DeviceMemory;
+use cotenant_model::grant::{GrantsView, Standing};
+use cotenant_model::idle::HoldersView;
 use cotenant_model::sample::GpuRef;
 use cotenant_model::view::View;
 use cotenant_model::{Absence, CudaError, GpuId, MemoryKind, Operation, Tenant, TenantKind};
@@ -233,7 +235,8 @@ fn r1_an_absent_figure_gives_no_sample_anywhere() {
                 "cotenant_gpu_pcie_throughput_bytes_per_second",
                 "cotenant_gpu_clocks_event_active",
                 "cotenant_gpu_mig_enabled",
-                "cotenant_agent_probe_cost_seconds",
+                "cotenant_agent_probe_calibration_seconds",
+                "cotenant_agent_probe_cost_seconds_total",
             ]
             .contains(&metric.prometheus);
         assert!(!unknown || of(&rows, metric.prometheus).is_empty(), "{}", metric.prometheus);
@@ -309,6 +312,8 @@ fn r5_series_go_with_the_tenant() {
     view.tenants.remove(0);
     view.blame.clear();
     view.events.kills.clear();
+    view.grants = GrantsView::default();
+    view.holders = HoldersView::default();
     assert!(!page(&view, Format::Text).contains("train-0"));
 }
 
@@ -318,7 +323,10 @@ fn only_pods_have_kubernetes_labels() {
     view.tenants[1].tenant.namespace = Some("leak".to_owned());
     for row in rows(&view).iter().filter(|row| label(row, "tenant").is_some()) {
         let pod = label(row, "tenant_kind") == Some("pod");
-        for name in ["k8s_namespace_name", "k8s_pod_name", "k8s_container_name"] {
+        let declared = |name: &&str| row.metric.attributes.iter().any(|one| one.prometheus == *name);
+        // A request is the whole pod's.
+        for name in ["k8s_namespace_name", "k8s_pod_name", "k8s_container_name"].into_iter().filter(declared)
+        {
             assert_eq!(label(row, name).is_some(), pod, "{row:?}");
         }
     }
@@ -377,4 +385,61 @@ fn hostile_names_stay_apart_bounded_and_inside_their_quotes() {
     let text = page(&view, Format::Text);
     assert_eq!(text.matches("\nhw_power_watts").count(), 1);
     samples(&text);
+}
+
+#[test]
+fn c02_c06_c14_one_word_for_a_grant_and_no_zero_for_what_was_not_read() {
+    let mut view = view();
+    let row = view.grants.standings[0].clone();
+    let with = |pod_name: &str, standing, bytes| {
+        let mut row = row.clone();
+        row.tenant = pod(pod_name);
+        (row.standing, row.bytes) = (standing, bytes);
+        row
+    };
+    view.grants.standings = vec![
+        with("mismatched", Ok(Standing::Mismatch), None),
+        with("without", Ok(Standing::UsedWithoutGrant), None),
+        with("idle", Ok(Standing::GrantedIdle), Some(Ok(0))),
+        with("blind", Err(Absence::Timeout), Some(Err(Absence::Timeout))),
+    ];
+    let rows = rows(&view);
+    let state = |name: &str| -> Vec<&str> {
+        let of_pod = of(&rows, "cotenant_gpu_grant_state");
+        let of_pod = of_pod.into_iter().filter(|row| label(row, "k8s_pod_name") == Some(name));
+        let (on, off): (Vec<_>, Vec<_>) = of_pod.partition(|row| number(row) == 1.0);
+        assert!(off.is_empty() || (on.len() == 1 && off.len() == Standing::ALL.len() - 1));
+        on.into_iter().filter_map(|row| label(row, "grant")).collect()
+    };
+    assert_eq!(state("mismatched"), ["allocation_mismatch"]);
+    assert_eq!(state("without"), ["none"]);
+    assert_eq!(state("idle"), ["idle"]);
+    assert!(state("blind").is_empty());
+    let bytes = |name: &str| -> Vec<f64> {
+        let of_pod = of(&rows, "cotenant_gpu_memory_process_bytes");
+        of_pod.into_iter().filter(|row| label(row, "k8s_pod_name") == Some(name)).map(number).collect()
+    };
+    assert_eq!((bytes("idle"), bytes("blind"), bytes("without")), (vec![0.0], vec![], vec![]));
+    let absent: Vec<&Row> = of(&rows, "cotenant_gpu_reading_absent")
+        .into_iter()
+        .filter(|row| label(row, "k8s_pod_name") == Some("blind"))
+        .collect();
+    assert_eq!(absent.len(), 1);
+    assert_eq!(
+        (label(absent[0], "reading"), label(absent[0], "reason")),
+        (Some("process_bytes"), Some("timeout"))
+    );
+}
+
+#[test]
+fn c23_idle_holders_are_summed_by_tenant_and_nobody_idle_is_a_zero() {
+    let rows = rows(&view());
+    let of_tenant = |name: &str, tenant: &str| -> Option<f64> {
+        of(&rows, name).into_iter().find(|row| label(row, "tenant") == Some(tenant)).map(number)
+    };
+    assert_eq!(of_tenant("cotenant_gpu_idle_holder_bytes", "pod:ml/train-0"), Some((100 * MIB) as f64));
+    assert_eq!(of_tenant("cotenant_gpu_idle_holders", "pod:ml/train-0"), Some(1.0));
+    assert_eq!(of_tenant("cotenant_gpu_idle_holder_age_seconds", "pod:ml/train-0"), Some(900.5));
+    assert_eq!(of_tenant("cotenant_gpu_idle_holders", "user:ada"), Some(0.0));
+    assert_eq!(of_tenant("cotenant_gpu_idle_holder_age_seconds", "user:ada"), None);
 }

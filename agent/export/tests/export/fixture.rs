@@ -7,23 +7,33 @@ use std::time::Duration;
 
 use cotenant_export::{Format, Row, encode, otlp::Exemplars, rows};
 use cotenant_model::blame::{Edge, Share};
-use cotenant_model::device::{CallCost, DeviceMemory, LibraryFacts};
+use cotenant_model::device::{CallCost, ComputeMode, DeviceMemory, LibraryFacts};
 use cotenant_model::excess::Excess;
+use cotenant_model::grant::{
+    GrantsView, RequestRow, RequestSource, ShareRow, SourceView, Standing, StandingRow,
+};
+use cotenant_model::idle::{HoldersView, IdleHolder};
 use cotenant_model::incident::Kind;
 use cotenant_model::kill::Scope;
 use cotenant_model::risk::{
     Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, TenantForecast,
 };
 use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
+use cotenant_model::sharing::{Basis, Mode, Sharing};
+use cotenant_model::verdict::{Limit, LimitScope, LimitSource};
 use cotenant_model::view::{
     AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantView, View,
 };
+use cotenant_model::xid::XidSource;
 use cotenant_model::{
     Absence, CudaError, Culprit, GpuId, GpuSample, Loss, MemoryKind, Note, Operation, Tenant, TenantKind,
     WaitClass,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
+
+const LIMIT: Limit =
+    Limit { bytes: 4096 * MIB, source: LimitSource::Mps, scope: LimitScope::Process, used: Some(1024 * MIB) };
 
 pub(crate) fn gpu_id(index: u32) -> GpuId {
     let mut bytes = [7; 16];
@@ -57,10 +67,14 @@ pub(crate) fn gpu(index: u32) -> GpuView {
         ecc_corrected: Ok(3),
         ecc_uncorrected: Ok(0),
         mig_enabled: Ok(false),
+        compute_mode: Ok(ComputeMode::Default),
+        read: BTreeMap::new(),
     };
     GpuView {
         sample,
         age_seconds: 1.25,
+        figure_ages: BTreeMap::from([("energy", 120.5), ("utilization", 41.0)]),
+        sharing: Sharing { mode: Mode::TimeSliced, basis: Basis::Processes, tenants: 3 },
         reserved: Ok(645 * MIB),
         unattributed: Ok(5_000 * MIB),
         unattributed_reason: None,
@@ -115,6 +129,7 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         confidence: Confidence::Complete,
         memory,
         process_bytes: gpus.iter().map(|index| (gpu_id(*index), Ok(seed * MIB))).collect(),
+        pool_reserved: gpus.iter().map(|index| (gpu_id(*index), Some(32 * seed * MIB))).collect(),
         residual: gpus.iter().map(|index| (gpu_id(*index), residual)).collect(),
         utilization: gpus.iter().map(|index| (gpu_id(*index), 0.25)).collect(),
         operations,
@@ -122,6 +137,8 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         latency: [Operation::MemAlloc, Operation::MemFree].map(|op| (op, histogram(seed))).into(),
         waits: [WaitClass::RmApiLock, WaitClass::Reclaim].map(|class| (class, histogram(seed))).into(),
         excess: Excess { time_ns: seed * 1_000_000, calls: seed, unjudged: seed },
+        limits: gpus.iter().map(|index| (gpu_id(*index), LIMIT)).collect(),
+        device_cgroup_bytes: gpus.iter().map(|index| (gpu_id(*index), seed * MIB)).collect(),
     }
 }
 
@@ -139,6 +156,8 @@ pub(crate) fn agent() -> AgentView {
             missing: 3,
             failed: 0,
             processes: 5,
+            pids: Vec::new(),
+            shed: false,
             refused: None,
         }],
         features: vec![Feature {
@@ -174,6 +193,8 @@ pub(crate) fn agent() -> AgentView {
             last_success_seconds: Some(12.5),
         }],
         probe_cost_seconds: Some(0.95e-6),
+        probes_shed: 1,
+        processes_untimed: 2,
     }
 }
 
@@ -202,6 +223,10 @@ fn events(tenants: &[TenantView]) -> EventsView {
             .map(|view| ((Some(view.tenant.clone()), Some(Scope::Memcg)), 2))
             .chain([((None, None), 1)])
             .collect(),
+        xid_reports: BTreeMap::from([
+            ((Some(gpu_id(0)), 31, XidSource::Kmsg), 2),
+            ((Some(gpu_id(0)), 31, XidSource::Nvml), 1),
+        ]),
         xids: BTreeMap::from([
             ((Some(gpu_id(0)), 31), (2, 1_795_999_000.5)),
             ((None, 45), (1, 1_795_999_001.0)),
@@ -242,10 +267,57 @@ fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
     Forecast { at: Duration::from_secs(100), gpus: gpus.collect() }
 }
 
+/// Every pod was granted the first GPU and asked for half of what it holds; the first tenant lies idle on it.
+fn grants(tenants: &[TenantView]) -> GrantsView {
+    let pods = || tenants.iter().map(|view| view.tenant.clone()).filter(|of| of.kind == TenantKind::Pod);
+    let share =
+        |tenant| ShareRow { tenant, gpu: Some(gpu_id(0)), resource: "nvidia.com/gpu".to_owned(), shares: 2 };
+    let standing = |tenant| StandingRow {
+        tenant,
+        gpu: gpu_id(0),
+        standing: Ok(Standing::GrantedAndUsed),
+        bytes: None,
+        idle_seconds: Some(3.5),
+    };
+    let request = |tenant: Tenant| RequestRow {
+        tenant: Tenant { container: None, ..tenant },
+        gpu: gpu_id(0),
+        source: RequestSource::KaiMemory,
+        bytes: 50 * MIB,
+        over: Some(50 * MIB),
+    };
+    let source = |name| SourceView { name, errors: 2, age_seconds: Some(1.5) };
+    GrantsView {
+        shares: pods().map(share).collect(),
+        standings: pods().map(standing).collect(),
+        requests: pods().map(request).collect(),
+        stale: Some(1),
+        unread_ids: 0,
+        sources: ["podresources", "runtime"].map(source).into(),
+    }
+}
+
+fn holders(tenants: &[TenantView]) -> HoldersView {
+    let on = |view: &TenantView| (view.tenant.clone(), gpu_id(0));
+    let idle = |view: &TenantView| IdleHolder {
+        pid: 4242,
+        tenant: view.tenant.clone(),
+        gpu: gpu_id(0),
+        bytes: 100 * MIB,
+        idle_seconds: 900.5,
+    };
+    HoldersView {
+        after_seconds: 600.0,
+        idle: tenants.iter().take(1).map(idle).collect(),
+        judged: tenants.iter().map(on).collect(),
+    }
+}
+
 pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
     let blame = blame(&tenants);
     let events = events(&tenants);
     let risk = risk(&gpus, &tenants);
+    let (grants, holders) = (grants(&tenants), holders(&tenants));
     View {
         taken_unix: 1_796_000_000.0,
         started_unix: 1_795_990_000.0,
@@ -254,6 +326,8 @@ pub(crate) fn node(gpus: Vec<GpuView>, tenants: Vec<TenantView>) -> View {
         blame,
         events,
         risk,
+        grants,
+        holders,
         agent: agent(),
     }
 }

@@ -156,3 +156,28 @@ fn r5_blame_of_folded_tenants_is_others_and_never_falls() {
     let second = tick(&mut guard, tenants[..2].to_vec());
     assert_eq!(total(&second), total(&first));
 }
+
+#[test]
+fn r5_grants_without_a_process_take_places_and_keep_them() {
+    let mut guard = Guard::new(Limits { max_tenants: 3 });
+    let granted = |guard: &mut Guard, names: &[&str]| -> View {
+        let mut view = node(vec![gpu(0)], vec![one("big", 50)]);
+        view.events.kills.clear();
+        let row = view.grants.shares[0].clone();
+        for name in names {
+            view.grants.shares.push(cotenant_model::grant::ShareRow { tenant: pod(name), ..row.clone() });
+        }
+        guard.fold(&mut view);
+        view
+    };
+    let of = |view: &View| -> Vec<String> {
+        view.grants.shares.iter().map(|row| row.tenant.name.clone()).collect()
+    };
+    let view = granted(&mut guard, &["b", "c", "d"]);
+    assert_eq!(of(&view), ["pod:ml/big", "pod:ml/b", "pod:ml/c", "other"]);
+    // Who comes later gets the place that is left, whatever its name.
+    let view = granted(&mut guard, &["a", "c"]);
+    assert_eq!(of(&view), ["pod:ml/big", "pod:ml/a", "pod:ml/c"]);
+    let view = granted(&mut guard, &["b", "a", "c"]);
+    assert_eq!(of(&view), ["pod:ml/big", "other", "pod:ml/a", "pod:ml/c"]);
+}

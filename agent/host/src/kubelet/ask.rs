@@ -59,11 +59,15 @@ pub(crate) async fn pod_resources(
     tokio::time::timeout(deadline, call).await.unwrap_or(Err(AskError::Deadline { path, deadline }))
 }
 
+/// What a runtime has of Kubernetes.
+#[derive(Debug, Default)]
+pub(crate) struct Pods {
+    pub(crate) containers: Vec<cri::Container>,
+    pub(crate) sandboxes: Vec<cri::PodSandbox>,
+}
+
 /// Of the first runtime that is there.
-pub(crate) async fn containers(
-    sockets: &[PathBuf],
-    deadline: Duration,
-) -> Result<Vec<cri::Container>, AskError> {
+pub(crate) async fn pods(sockets: &[PathBuf], deadline: Duration) -> Result<Pods, AskError> {
     let first = sockets.iter().find(|socket| socket.exists());
     let Some(socket) = first.or(sockets.first()) else {
         return Err(AskError::Absent { path: PathBuf::new() });
@@ -72,8 +76,15 @@ pub(crate) async fn containers(
         let channel = connect(socket).await?;
         let mut client = cri::runtime_service_client::RuntimeServiceClient::new(channel)
             .max_decoding_message_size(MAX_ANSWER);
-        let answer = client.list_containers(cri::ListContainersRequest {}).await;
-        answer.map(|answer| answer.into_inner().containers).map_err(|status| refused(socket, status))
+        let refused = |status| refused(socket, status);
+        let containers = client.list_containers(cri::ListContainersRequest {}).await.map_err(refused)?;
+        let sandboxes = match client.list_pod_sandbox(cri::ListPodSandboxRequest {}).await {
+            Ok(sandboxes) => sandboxes.into_inner().items,
+            // Names do not depend on it.
+            Err(status) if status.code() == tonic::Code::Unimplemented => Vec::new(),
+            Err(status) => return Err(refused(status)),
+        };
+        Ok(Pods { containers: containers.into_inner().containers, sandboxes })
     };
     let late = AskError::Deadline { path: socket.clone(), deadline };
     tokio::time::timeout(deadline, call).await.unwrap_or(Err(late))

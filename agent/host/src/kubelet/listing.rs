@@ -6,9 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cotenant_model::grant::{DeviceId, Grant, GrantedDevice, Resource};
+use cotenant_model::{
+    GpuId,
+    grant::{Declared, DeviceId, Facts, Grant, GrantedDevice, Resource},
+};
 
-use super::ask::{AskError, cri, podresources};
+use super::ask::{AskError, Pods, cri, podresources};
 use crate::{
     Host,
     names::{MAX_ENTRIES, PodName, clean},
@@ -16,6 +19,7 @@ use crate::{
 
 /// Containers of one pod and devices of one container, as far as they are read.
 const MAX_PARTS: usize = 1024;
+const FROM_RUNTIME: &str = "the runtime's CRI socket";
 
 /// How one source is doing.
 #[derive(Clone, Debug, Default)]
@@ -67,6 +71,12 @@ pub struct Listing {
     pub unread_ids: u64,
     /// UIDs of pods with a cgroup on this node; `None` if no hierarchy could be read.
     pub live: Option<BTreeSet<String>>,
+    /// Something names each of them.
+    pub all_named: bool,
+    /// The GPU behind each `/dev/nvidiaN`.
+    pub minors: BTreeMap<u32, GpuId>,
+    /// What the sandboxes of running pods say about GPUs.
+    pub declared: Vec<Declared>,
     /// How often both were asked.
     pub rounds: u64,
     pub podresources: Source,
@@ -76,6 +86,19 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// All of it that grants are made of. `resources`: those that count as GPUs beside `nvidia.com/*`.
+    pub fn facts<'a>(&'a self, resources: &'a [String]) -> Facts<'a> {
+        Facts {
+            answered: self.podresources.answered.is_some(),
+            grants: &self.grants,
+            live: self.live.as_ref(),
+            all_named: self.all_named,
+            minors: &self.minors,
+            declared: &self.declared,
+            resources,
+        }
+    }
+
     pub(crate) fn pod(&self, uid: &str) -> Option<PodName> {
         self.pods.get(uid).cloned()
     }
@@ -91,18 +114,14 @@ impl Listing {
     }
 
     /// Whether asking went as well as it can on this node.
-    pub(super) fn hear_containers(
-        &mut self,
-        answer: Result<Vec<cri::Container>, AskError>,
-        asked: Instant,
-    ) -> bool {
-        let listed = match self.runtime.hear(answer, asked) {
+    pub(super) fn hear_pods(&mut self, answer: Result<Pods, AskError>, asked: Instant) -> bool {
+        let Pods { containers, sandboxes } = match self.runtime.hear(answer, asked) {
             Ok(listed) => listed,
             Err(absent) => return absent,
         };
         self.pods.clear();
         self.containers.clear();
-        for container in listed.into_iter().take(MAX_ENTRIES) {
+        for container in containers.into_iter().take(MAX_ENTRIES) {
             let label = |key: &str| {
                 let value = container.labels.get(&format!("io.kubernetes.{key}"))?;
                 Some(clean(value)).filter(|value| !value.is_empty())
@@ -115,9 +134,30 @@ impl Listing {
             if let Some(name) = label("container.name") {
                 self.containers.insert(clean(&container.id), Noted { uid: uid.clone(), container: name });
             }
-            self.pods.insert(uid, PodName { namespace, pod, from: "the runtime's CRI socket" });
+            self.pods.insert(uid, PodName { namespace, pod, from: FROM_RUNTIME });
+        }
+        self.declared.clear();
+        for sandbox in sandboxes.into_iter().take(MAX_ENTRIES) {
+            self.hear_sandbox(&sandbox);
         }
         true
+    }
+
+    fn hear_sandbox(&mut self, sandbox: &cri::PodSandbox) {
+        let Some(metadata) = &sandbox.metadata else { return };
+        let [namespace, pod, uid] = [&metadata.namespace, &metadata.name, &metadata.uid].map(|of| clean(of));
+        if sandbox.state != cri::PodSandboxState::SandboxReady as i32
+            || [&namespace, &pod, &uid].iter().any(|name| name.is_empty())
+        {
+            return;
+        }
+        let annotation = |key: &str| sandbox.annotations.get(key).map(String::as_str);
+        let labels = sandbox.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let declared = Declared::read(annotation, labels);
+        if !declared.is_empty() {
+            self.declared.push(Declared { namespace: namespace.clone(), pod: pod.clone(), ..declared });
+        }
+        self.pods.entry(uid).or_insert(PodName { namespace, pod, from: FROM_RUNTIME });
     }
 
     pub(super) fn hear_devices(
@@ -179,12 +219,16 @@ impl Listing {
     pub(super) fn settle(&mut self, host: &Host) {
         self.rounds += 1;
         self.live = host.live_pods();
+        self.minors = host.gpu_minors();
         let logged = host.logged_pods();
         let noted = self.pods.iter().map(|(uid, name)| (uid.clone(), name.clone()));
         let mut uids: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+        let mut unnamed = self.live.clone().unwrap_or_default();
         for (uid, name) in noted.chain(logged) {
+            unnamed.remove(&uid);
             uids.entry((name.namespace, name.pod)).or_default().push(uid);
         }
+        self.all_named = unnamed.is_empty();
         for grant in &mut self.grants {
             // A pod that was made anew leaves its old UID behind: the one with cgroups is meant.
             let candidates = uids.get(&(grant.namespace.clone(), grant.pod.clone()));

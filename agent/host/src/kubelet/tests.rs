@@ -109,6 +109,32 @@ impl pod_resources_lister_server::PodResourcesLister for Fake {
 
 #[tonic::async_trait]
 impl runtime_service_server::RuntimeService for Fake {
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<cri::ListPodSandboxRequest>,
+    ) -> Result<Response<cri::ListPodSandboxResponse>, Status> {
+        use cri::PodSandboxState::{SandboxNotready, SandboxReady};
+        self.mood().await?;
+        let sandbox = |name: &str, state: cri::PodSandboxState, mebibytes: &str| cri::PodSandbox {
+            id: name.into(),
+            metadata: Some(cri::PodSandboxMetadata {
+                name: name.into(),
+                uid: format!("uid-of-{name}"),
+                namespace: "team-a".into(),
+            }),
+            state: state.into(),
+            labels: HashMap::from([("runai-gpu-group".to_owned(), "g".to_owned())]),
+            annotations: HashMap::from([("gpu-memory".to_owned(), mebibytes.to_owned())]),
+        };
+        Ok(Response::new(cri::ListPodSandboxResponse {
+            items: vec![
+                sandbox("trainer-0", SandboxReady, "2000"),
+                sandbox("finished", SandboxNotready, "3000"),
+                sandbox("", SandboxReady, "1"),
+            ],
+        }))
+    }
+
     async fn list_containers(
         &self,
         _: Request<cri::ListContainersRequest>,
@@ -192,7 +218,7 @@ fn c05_c09_c28_grants_are_facts_with_their_pods() {
     assert_eq!((trainer.pod_uid.as_deref(), trainer.devices.len()), (Some(UID), 2));
     assert_eq!(trainer.gpus(|_| None).len(), 1);
     assert_eq!(listing.unread_ids, 1);
-    let state = |pod: &str| of(pod).state(listing.live.as_ref());
+    let state = |pod: &str| of(pod).state(listing.live.as_ref(), listing.all_named);
     assert_eq!(state("trainer-0"), GrantState::Held);
     assert_eq!(state("finished"), GrantState::Stale);
     assert_eq!(state("gpu-reservation-1"), GrantState::Reservation);
@@ -200,6 +226,19 @@ fn c05_c09_c28_grants_are_facts_with_their_pods() {
         of("claims").devices.as_slice(),
         [cotenant_model::grant::GrantedDevice::Claimed { .. }]
     ));
+}
+
+#[test]
+fn c19_c28_sandboxes_say_what_running_pods_asked_for() {
+    let (root, host) = host();
+    let (_runtime, _fake) = serve(root.path());
+    let kubelet = Kubelet::spawn(host, config(root.path())).unwrap();
+    let listing = until(&kubelet, "sandboxes", |listing| !listing.declared.is_empty());
+    let [declared] = listing.declared.as_slice() else { panic!("{:?}", listing.declared) };
+    assert_eq!((declared.namespace.as_str(), declared.pod.as_str()), ("team-a", "trainer-0"));
+    assert_eq!((declared.requests.len(), declared.groups.len()), (1, 1));
+    assert_eq!(listing.pod("uid-of-trainer-0").unwrap().pod, "trainer-0");
+    assert!(listing.pod("uid-of-finished").is_none());
 }
 
 #[test]

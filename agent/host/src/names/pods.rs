@@ -8,7 +8,6 @@ use serde::Deserialize;
 use super::{HostNames, MAX_ENTRIES, PodName, clean, containers::STORAGE_DRIVERS, known};
 use crate::{Host, read};
 
-const LOGS: &str = "var/log/pods";
 /// Where CRI containers run; other namespaces of containerd take any annotation from anybody.
 const BUNDLES: &str = "run/containerd/io.containerd.runtime.v2.task/k8s.io";
 const MAX_BUNDLE: u64 = 4 << 20;
@@ -35,7 +34,7 @@ struct Note {
 impl HostNames {
     /// The directory `<namespace>_<pod>_<uid>` that kubelet makes for a pod's logs.
     fn pod_logs(&self, uid: &str) -> Option<String> {
-        read::names_in(&self.host.path(LOGS), MAX_ENTRIES)
+        read::names_in(&self.host.pod_logs(), MAX_ENTRIES)
             .into_iter()
             .find(|name| name.rsplit_once('_').is_some_and(|(_, of)| of == uid))
     }
@@ -75,11 +74,11 @@ impl HostNames {
         {
             return if note.sandbox { None } else { known(&note.container?) };
         }
-        let directory = format!("{LOGS}/{}", self.pod_logs(pod_uid)?);
-        let mut names = read::names_in(&self.host.path(&directory), MAX_PARTS);
+        let directory = self.host.pod_logs().join(self.pod_logs(pod_uid)?);
+        let mut names = read::names_in(&directory, MAX_PARTS);
         // Docker's log files are links that name the container.
         let links_to = |name: &String| {
-            let logs = self.host.path(&format!("{directory}/{name}"));
+            let logs = directory.join(name);
             read::names_in(&logs, MAX_PARTS).iter().any(|log| {
                 std::fs::read_link(logs.join(log))
                     .is_ok_and(|to| to.to_str().is_some_and(|to| to.contains(container)))
@@ -143,7 +142,7 @@ impl HostNames {
 impl Host {
     /// Every pod that kubelet keeps logs of, running or not, by UID.
     pub(crate) fn logged_pods(&self) -> Vec<(String, PodName)> {
-        let directories = read::names_in(&self.path(LOGS), MAX_ENTRIES);
+        let directories = read::names_in(&self.pod_logs(), MAX_ENTRIES);
         directories.iter().filter_map(|directory| logged(directory)).collect()
     }
 }

@@ -105,6 +105,7 @@ fn sentence(why: &Because) -> String {
             let source = match limit.source {
                 LimitSource::Mps => "MPS limit",
                 LimitSource::Cgroup => "cgroup limit",
+                LimitSource::Dmem => "cgroup's limit on device memory",
                 LimitSource::Declared => "declared limit",
                 LimitSource::Configured => "configured limit",
             };

@@ -267,6 +267,7 @@ fn a_kill_over_and_done() {
         processes: 1,
         gpu_live: vec![(gpu(1), 12 * GIB)],
         host_pinned: Some(3 * GIB),
+        last_calls: Vec::new(),
     }];
     incidents.observe(&observation);
     incidents.observe(&Observation { at_unix: T0 + 60.0, elapsed: 60.0, ..Observation::default() });
@@ -297,6 +298,7 @@ fn a_kill_of_which_little_is_known() {
         processes: 1,
         gpu_live: Vec::new(),
         host_pinned: None,
+        last_calls: Vec::new(),
     }];
     incidents.observe(&observation);
     let words = text(&incidents);
@@ -420,6 +422,7 @@ fn hostile_names_stay_on_their_line() {
         processes: 1,
         gpu_live: vec![(gpu(1), 1)],
         host_pinned: None,
+        last_calls: Vec::new(),
     }];
     incidents.observe(&observation);
     let explained = one(&incidents);

@@ -2,7 +2,7 @@
 //! Refuses judgement: these are rows as counted, with the verdicts that came with them.
 
 use crate::verdict::FailureRecord;
-use crate::{Culprit, GpuId, Tenant, WaitClass};
+use crate::{Culprit, GpuId, Operation, Tenant, WaitClass};
 
 /// Everything that happened over one period.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -87,6 +87,22 @@ pub struct KillNote {
     /// Live bytes by GPU at death. Empty: it held none, or it is not known.
     pub gpu_live: Vec<(GpuId, u64)>,
     pub host_pinned: Option<u64>,
+    /// The last calls that moved memory, oldest first.
+    pub last_calls: Vec<CallNote>,
+}
+
+/// A driver call before a death.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct CallNote {
+    /// Before the kernel chose the process. Negative: after that.
+    pub seconds_before: f64,
+    #[serde(serialize_with = "super::json::operation")]
+    pub operation: Operation,
+    /// `None` where the arguments do not say.
+    pub bytes: Option<u64>,
+    /// 0 is success.
+    pub code: u32,
+    pub gpu: Option<GpuId>,
 }
 
 /// One GPU fault.

@@ -114,6 +114,7 @@ fn kill(at: f64, victim: &str, on: Option<u8>, owner: Option<&str>) -> KillNote 
         processes: 1,
         gpu_live: on.map(|n| (gpu(n), GIB)).into_iter().collect(),
         host_pinned: None,
+        last_calls: Vec::new(),
     }
 }
 

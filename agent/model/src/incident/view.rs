@@ -263,6 +263,7 @@ impl Case {
                     .map(|(gpu, bytes)| GpuBytes { gpu: gpu.clone(), bytes: *bytes })
                     .collect(),
                 host_pinned: kill.host_pinned,
+                last_calls: kill.last_calls.clone(),
             })
         });
         let xids = self.xids.iter().map(|((gpu, code, tenant), xid)| {

@@ -69,6 +69,15 @@ impl Kills {
     /// Lines in their order. `time_ns` is monotonic, `sequence` the log's own.
     pub fn log(&mut self, time_ns: u64, sequence: u64, line: OomLine) {
         let Some(victim) = self.fold.take(time_ns, sequence, line) else { return };
+        // Of a group the chosen one is killed first and then once more with all members, and both times the kernel says so
+        // (`oom_kill_process`, then `oom_kill_memcg_member`): one process is one kill.
+        let again = |known: &&mut LogVictim| {
+            known.pid == victim.pid && known.time_ns.abs_diff(time_ns) <= Self::JOIN_NS
+        };
+        if let Some(known) = self.victims.iter_mut().find(again) {
+            known.member_of = known.member_of.take().or(victim.member_of);
+            return;
+        }
         let process = victim.leader.unwrap_or(victim.pid);
         if !self.is_told(time_ns, |tgid, tid| tgid == process || tid == victim.pid) {
             keep(&mut self.victims, victim, &mut self.dropped);

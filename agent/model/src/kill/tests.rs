@@ -173,6 +173,8 @@ fn c101_a_group_is_one_incident() {
     kills.log(at(0), 100, summary(1, "/job", "/job/rank0"));
     kills.log(at(0), 101, killed(1));
     kills.log(at(1), 102, OomLine::Group { cgroup: "/job".to_owned() });
+    // As Linux 6.1 does on cgroup v2: the chosen one is a member as well, and is killed again.
+    kills.log(at(1), 103, killed(1));
     for pid in 2..=4 {
         kills.log(at(u64::from(pid)), 101 + u64::from(pid) * 2, killed(pid));
         if pid != 3 {

@@ -142,6 +142,11 @@ fn over_limit(ask: &Ask, told: Option<u64>, needed: u64, because: &mut Vec<Becau
             .and_then(|id| ask.own_processes.iter().find(|(process, _)| *process == id))
             .map(|(_, bytes)| *bytes),
     };
+    // Who enforces it counts contexts too, and was asked; the ledger is younger.
+    let held = match (limit.used, held) {
+        (Some(used), held) => Some(used.max(held.unwrap_or(0))),
+        (None, held) => held,
+    };
     if held.unwrap_or(0).saturating_add(needed) <= limit.bytes {
         return None;
     }

@@ -45,7 +45,7 @@ fn h200(requested: u64, own: u64, others: &[(&str, u64)]) -> Ask {
 
 #[allow(clippy::unnecessary_wraps, reason = "the shape of the field")]
 fn limit(bytes: u64, source: LimitSource, scope: LimitScope) -> Option<Limit> {
-    Some(Limit { bytes, source, scope })
+    Some(Limit { bytes, source, scope, used: None })
 }
 
 #[test]

@@ -52,18 +52,25 @@ pub(crate) struct Driver {
     pub(crate) free: HashMap<(usize, u64), Vec<u64>>,
     /// Memory that pools keep, by GPU.
     pub(crate) pooled: HashMap<usize, u64>,
+    /// What pools have taken, in which pieces: where each is mapped, and its length.
+    pub(crate) chunks: HashMap<usize, Vec<(u64, u64)>>,
     /// The page that small allocations share, by GPU: address of the next, end.
     pub(crate) small: HashMap<usize, (u64, u64)>,
     injected: HashMap<Operation, (Code, u32)>,
     delays: HashMap<Operation, (Delay, u32)>,
+    /// What an MPS server would let this process take, by GPU.
+    limits: HashMap<usize, u64>,
     next: u64,
     next_low: u64,
 }
 
 impl Driver {
     pub(crate) fn new(node: &Node) -> Self {
+        let visible = visible(node, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        let limits = limits(&visible, std::env::var("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").ok().as_deref());
         Self {
-            visible: visible(node, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
+            visible,
+            limits,
             contexts: HashMap::new(),
             primaries: HashMap::new(),
             pointers: BTreeMap::new(),
@@ -72,6 +79,7 @@ impl Driver {
             mappings: BTreeMap::new(),
             free: HashMap::new(),
             pooled: HashMap::new(),
+            chunks: HashMap::new(),
             small: HashMap::new(),
             injected: HashMap::new(),
             delays: HashMap::new(),
@@ -109,6 +117,15 @@ impl Driver {
         self.current().is_ok_and(|(_, context)| {
             self.pooled.get(&context.gpu).copied().unwrap_or(0) < cotenant_sim_state::pages(bytes)
         })
+    }
+
+    /// Whether so much more stays below this process's MPS limit. As a client's: what its allocations take, contexts apart.
+    pub(crate) fn allowed(&self, gpu: usize, bytes: u64) -> bool {
+        let Some(limit) = self.limits.get(&gpu) else { return true };
+        let pointers = self.pointers.values().filter(|block| block.gpu == Some(gpu)).map(|block| block.taken);
+        let handles = self.physicals.values().filter(|held| held.gpu == Some(gpu)).map(|held| held.taken);
+        let pooled = self.pooled.get(&gpu).copied().unwrap_or(0);
+        pointers.chain(handles).sum::<u64>() + pooled + bytes <= *limit
     }
 
     /// Fresh addresses, aligned to pages.
@@ -166,6 +183,7 @@ impl Driver {
         if context.references == 0 {
             self.primaries.remove(&ordinal);
             self.destroy(process, handle, effects);
+            self.drop_pools(process, self.gpu(ordinal)?);
         }
         Ok(())
     }
@@ -173,6 +191,7 @@ impl Driver {
     pub(crate) fn reset(&mut self, process: &Process, ordinal: u32, effects: &mut Effects) -> Outcome<()> {
         let handle = *self.primaries.get(&ordinal).ok_or(INVALID_CONTEXT)?;
         self.empty(process, handle, effects);
+        self.drop_pools(process, self.gpu(ordinal)?);
         Ok(())
     }
 
@@ -258,6 +277,23 @@ impl Driver {
         self.give_back(process, address, &block);
         Ok(())
     }
+}
+
+/// `0=1G,1=512M`, by ordinal.
+fn limits(visible: &[usize], variable: Option<&str>) -> HashMap<usize, u64> {
+    let entry = |entry: &str| {
+        let (ordinal, size) = entry.split_once('=')?;
+        let gpu = *visible.get(ordinal.trim().parse::<usize>().ok()?)?;
+        let size = size.trim();
+        let (digits, unit) = size.split_at_checked(size.len().checked_sub(1)?)?;
+        let unit = match unit {
+            "G" => 1 << 30,
+            "M" => 1 << 20,
+            _ => return None,
+        };
+        Some((gpu, digits.parse::<u64>().ok()?.checked_mul(unit)?))
+    };
+    variable.unwrap_or_default().split(',').filter_map(entry).collect()
 }
 
 /// Indexes and `GPU-` UUIDs; an entry that names nothing ends the list, as in the real driver.

@@ -34,7 +34,7 @@ impl Driver {
             _ if bytes < SMALL => self.small(process, gpu, bytes, known)?,
             _ => {
                 let address = known.unwrap_or_else(|| self.address(bytes));
-                take(process, gpu, address, pages(bytes))?;
+                self.take(process, gpu, address, pages(bytes))?;
                 (address, pages(bytes))
             }
         };
@@ -52,11 +52,15 @@ impl Driver {
     ) -> Outcome<(u64, u64)> {
         let taken = pages(bytes);
         let address = known.unwrap_or_else(|| self.address(bytes));
-        let pooled = self.pooled.entry(gpu).or_default();
-        if *pooled >= taken {
-            *pooled -= taken;
+        if self.pooled.get(&gpu).is_some_and(|pooled| *pooled >= taken) {
+            *self.pooled.entry(gpu).or_default() -= taken;
         } else {
-            take(process, gpu, address, taken)?;
+            if !self.allowed(gpu, taken) || !process.node.take(process.slot, gpu, taken) {
+                return Err(OUT_OF_MEMORY);
+            }
+            let chunk = self.address(taken);
+            boundary::grow(&process.node, chunk, taken, gpu);
+            self.chunks.entry(gpu).or_default().push((chunk, taken));
         }
         Ok((address, taken))
     }
@@ -79,7 +83,7 @@ impl Driver {
             return Ok((next, 0));
         }
         let page = self.address(PAGE);
-        take(process, gpu, page, PAGE)?;
+        self.take(process, gpu, page, PAGE)?;
         self.small.insert(gpu, (page + size, page + PAGE));
         Ok((page, 0))
     }
@@ -96,7 +100,7 @@ impl Driver {
         }
         let (context, at) = self.current()?;
         let address = self.low_address(bytes);
-        take(process, at.gpu, address, pages(bytes))?;
+        self.take(process, at.gpu, address, pages(bytes))?;
         let block =
             Block { bytes, kind: MemoryKind::Device, gpu: Some(at.gpu), context, taken: pages(bytes) };
         self.pointers.insert(address, block);
@@ -166,28 +170,46 @@ impl Driver {
         }
         let (context, at) = self.current()?;
         let address = self.address(bytes);
-        take(process, at.gpu, address, pages(bytes))?;
+        self.take(process, at.gpu, address, pages(bytes))?;
         let block = Block { bytes, kind: MemoryKind::Array, gpu: Some(at.gpu), context, taken: pages(bytes) };
         self.pointers.insert(address, block);
         effects.credit(MemoryKind::Array, Some(at.gpu), bytes, address);
         Ok(address)
     }
 
-    /// Pools give back what they keep.
+    /// Pools give back what they keep, in the pieces in which they took it.
     pub(crate) fn trim(&mut self, process: &Process) -> Outcome<()> {
         let (_, at) = self.current()?;
-        if let Some(kept) = self.pooled.remove(&at.gpu) {
-            process.node.give(process.slot, at.gpu, kept);
-        }
+        let kept = self.pooled.entry(at.gpu).or_default();
+        self.chunks.entry(at.gpu).or_default().retain(|(base, length)| {
+            let stays = *length > *kept;
+            if !stays {
+                *kept -= length;
+                process.node.give(process.slot, at.gpu, *length);
+                boundary::shrink(&process.node, *base, *length, at.gpu);
+            }
+            stays
+        });
         Ok(())
     }
-}
 
-/// Memory from the GPU, mapped at `address`.
-fn take(process: &Process, gpu: usize, address: u64, bytes: u64) -> Outcome<()> {
-    if !process.node.take(process.slot, gpu, bytes) {
-        return Err(OUT_OF_MEMORY);
+    /// The device's context is gone: nothing is announced of what its pools had.
+    pub(crate) fn drop_pools(&mut self, process: &Process, gpu: usize) {
+        if self.pointers.values().any(|block| block.kind == MemoryKind::Pool && block.gpu == Some(gpu)) {
+            // Another context's.
+            return;
+        }
+        let taken = self.chunks.remove(&gpu).into_iter().flatten().map(|(_, length)| length).sum();
+        self.pooled.remove(&gpu);
+        process.node.give(process.slot, gpu, taken);
     }
-    boundary::map(&process.node, address, bytes, gpu);
-    Ok(())
+
+    /// Memory from the GPU, mapped at `address`.
+    fn take(&self, process: &Process, gpu: usize, address: u64, bytes: u64) -> Outcome<()> {
+        if !self.allowed(gpu, bytes) || !process.node.take(process.slot, gpu, bytes) {
+            return Err(OUT_OF_MEMORY);
+        }
+        boundary::map(&process.node, address, bytes, gpu);
+        Ok(())
+    }
 }

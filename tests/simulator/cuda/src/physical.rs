@@ -25,7 +25,7 @@ impl Driver {
         let kind = if gpu.is_some() { MemoryKind::Vmm } else { MemoryKind::HostPinned };
         let taken = if gpu.is_some() { bytes } else { 0 };
         if let Some(gpu) = gpu
-            && !process.node.take(process.slot, gpu, bytes)
+            && !(self.allowed(gpu, bytes) && process.node.take(process.slot, gpu, bytes))
         {
             return Err(OUT_OF_MEMORY);
         }

@@ -44,7 +44,7 @@ fn start(function: &'static str) -> Outcome<Call> {
 
 pub(crate) fn system(function: &'static str, answer: impl FnOnce(&Call) -> Outcome) -> Code {
     let answered = start(function).and_then(|call| {
-        call.faults.strike(function, None)?;
+        call.faults.strike(function, None, |takes| call.host.hold(takes))?;
         answer(&call)
     });
     code(answered)
@@ -62,7 +62,7 @@ pub(crate) unsafe fn find(
     code(start(function).and_then(|call| {
         let found = search(&call);
         let Ok((gpu, slot)) = found else {
-            call.faults.strike(function, None)?;
+            call.faults.strike(function, None, |takes| call.host.hold(takes))?;
             return found.map(|_| ());
         };
         call.reach(gpu, slot)?;
@@ -97,7 +97,7 @@ impl Call {
             return Err(INVALID_ARGUMENT);
         }
         let scope = if slot.is_some() { Scope::Mig } else { Scope::Gpu };
-        self.faults.strike(self.function, Some((gpu, scope)))?;
+        self.faults.strike(self.function, Some((gpu, scope)), |takes| self.host.hold(takes))?;
         if self.faults.no_permission {
             return Err(NO_PERMISSION);
         }

@@ -39,6 +39,10 @@ pub(crate) struct Faults {
     pub(crate) rows: Vec<ExtraRow>,
     /// By GPU; one that is here has MIG enabled.
     pub(crate) mig: BTreeMap<usize, Mig>,
+    /// `nvmlComputeMode_t` by GPU; 0 when left out.
+    pub(crate) compute_mode: BTreeMap<usize, u32>,
+    /// Faults that event sets tell, oldest first: each set tells those that were added since it was made.
+    pub(crate) xids: Vec<Xid>,
     /// How busy processes are, by PID; idle when left out.
     busy: BTreeMap<u32, Busy>,
     #[serde(skip)]
@@ -53,6 +57,16 @@ pub(crate) struct Busy {
     pub(crate) memory: u32,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Xid {
+    pub(crate) gpu: usize,
+    pub(crate) code: u32,
+    /// The GPU instance it is about.
+    #[serde(default)]
+    pub(crate) gi: Option<u32>,
+}
+
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct CallFault {
@@ -60,6 +74,8 @@ struct CallFault {
     code: Option<Code>,
     /// Before returning, with the fault's code or the true answer.
     hang_ms: u64,
+    /// What the call takes, in the driver's queue: everybody else's calls wait for it.
+    holds_us: u64,
     /// Only on this GPU.
     gpu: Option<usize>,
     /// Only on whole GPUs, or only on MIG devices.
@@ -131,7 +147,12 @@ pub(crate) struct MigSlot {
 
 impl Faults {
     /// Hangs and fails as the file says. `at` is the GPU that is asked, and as what.
-    pub(crate) fn strike(&self, function: &str, at: Option<(usize, Scope)>) -> Outcome {
+    pub(crate) fn strike(
+        &self,
+        function: &str,
+        at: Option<(usize, Scope)>,
+        hold: impl FnOnce(Duration),
+    ) -> Outcome {
         let Some(fault) = self.calls.get(function) else { return Ok(()) };
         let elsewhere = fault.gpu.is_some_and(|gpu| at.is_none_or(|at| at.0 != gpu))
             || fault.on.is_some_and(|scope| at.is_none_or(|at| at.1 != scope));
@@ -139,6 +160,9 @@ impl Faults {
             return Ok(());
         }
         thread::sleep(Duration::from_millis(fault.hang_ms));
+        if fault.holds_us > 0 {
+            hold(Duration::from_micros(fault.holds_us));
+        }
         match fault.code {
             None | Some(0) => Ok(()),
             Some(code) => Err(code),

@@ -167,6 +167,16 @@ pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeMode(at: Device, to: *mut sys::nvmlComputeMode_t) -> Code {
+    device("nvmlDeviceGetComputeMode", at, |target| {
+        target.whole()?;
+        let mode = target.call.faults.compute_mode.get(&target.gpu).copied();
+        // SAFETY: nvml.h: one `nvmlComputeMode_t`.
+        unsafe { write::put(to, mode.unwrap_or(sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT)) }
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetAccountingMode(at: Device, _to: *mut c_uint) -> Code {
     device("nvmlDeviceGetAccountingMode", at, |_| Err(NOT_SUPPORTED))
 }

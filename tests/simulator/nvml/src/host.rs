@@ -1,8 +1,9 @@
 //! Owns the way to the node's shared state: all that this library knows of `cotenant-sim-state`.
 //! Refuses NVML spelling, and figures that neither the state nor `nvml.json` holds.
 
+use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cotenant_sim_state::{LockName, Mode, Node, NodeConfig, monotonic_ns};
@@ -30,6 +31,7 @@ pub(crate) struct Process {
 pub(crate) struct Host {
     pub(crate) driver_version: String,
     pub(crate) faults: FaultFile,
+    directory: PathBuf,
     node: Node,
 }
 
@@ -39,8 +41,15 @@ impl Host {
         Ok(Self {
             driver_version: config.driver_version,
             faults: FaultFile::new(directory.join("nvml.json")),
+            directory: directory.to_owned(),
             node: Node::at(directory).map_err(io::Error::other)?,
         })
+    }
+
+    /// The node's device files, opened; a node without any has none to open.
+    pub(crate) fn devices(&self) -> io::Result<Vec<File>> {
+        let Ok(entries) = std::fs::read_dir(self.directory.join("dev")) else { return Ok(Vec::new()) };
+        entries.map(|entry| File::open(entry?.path())).collect()
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -69,15 +78,18 @@ impl Host {
         if self.node.scale() <= 0.0 {
             return self.processes(gpu);
         }
-        // The driver's source asserts the API lock and every GPU's.
+        self.hold(PROCESS_QUERY.mul_f64(self.node.scale()));
+        self.processes(gpu)
+    }
+
+    /// Keeps everybody else out of the driver for so long: its source asserts the API lock and every GPU's.
+    pub(crate) fn hold(&self, takes: Duration) {
         let names = [LockName::Api].into_iter().chain((0..self.count()).map(LockName::Gpu));
         let _held: Vec<_> = names.map(|name| self.node.hold(name, Mode::Exclusive)).collect();
-        let query = PROCESS_QUERY.mul_f64(self.node.scale()).as_nanos();
-        let until = monotonic_ns() + u64::try_from(query).unwrap_or(0);
+        let until = monotonic_ns() + u64::try_from(takes.as_nanos()).unwrap_or(0);
         while monotonic_ns() < until {
             std::hint::spin_loop();
         }
-        self.processes(gpu)
     }
 
     pub(crate) fn processes(&self, gpu: usize) -> Vec<Process> {

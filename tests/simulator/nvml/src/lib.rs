@@ -5,6 +5,7 @@
 #![allow(unreachable_pub, reason = "the symbols are the doors; a cdylib has no Rust callers")]
 
 mod call;
+mod events;
 mod faults;
 mod figures;
 mod handles;
@@ -29,6 +30,7 @@ const NO_PERMISSION: Code = sys::nvmlReturn_enum_NVML_ERROR_NO_PERMISSION;
 const NOT_FOUND: Code = sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
 const INSUFFICIENT_SIZE: Code = sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
 const DRIVER_NOT_LOADED: Code = sys::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED;
+const TIMEOUT: Code = sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT;
 const GPU_IS_LOST: Code = sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST;
 const LIB_RM_VERSION_MISMATCH: Code = sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH;
 #[cfg(not(feature = "old"))]

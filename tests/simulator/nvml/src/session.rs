@@ -1,6 +1,7 @@
 //! Owns whether the library is initialised, and with which node.
 //! Refuses to initialise without a node: there is no driver then, and stderr says that this is no real NVML.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,9 +13,11 @@ use crate::{DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, NO_PERMISSION, Outcome, 
 struct Session {
     initialised: u32,
     host: Option<Arc<Host>>,
+    /// The node's `dev/nvidia*`, held open as the real library holds the driver's.
+    devices: Vec<File>,
 }
 
-static SESSION: Mutex<Session> = Mutex::new(Session { initialised: 0, host: None });
+static SESSION: Mutex<Session> = Mutex::new(Session { initialised: 0, host: None, devices: Vec::new() });
 
 fn session() -> MutexGuard<'static, Session> {
     SESSION.lock().unwrap_or_else(PoisonError::into_inner)
@@ -37,7 +40,7 @@ pub(crate) fn initialise(function: &str) -> Outcome {
     let known = session().host.clone();
     let host = known.map_or_else(open, Ok)?;
     let faults = host.faults.now()?;
-    faults.strike(function, None)?;
+    faults.strike(function, None, |takes| host.hold(takes))?;
     if faults.version_mismatch {
         return Err(LIB_RM_VERSION_MISMATCH);
     }
@@ -45,18 +48,23 @@ pub(crate) fn initialise(function: &str) -> Outcome {
         return Err(NO_PERMISSION);
     }
     let mut session = session();
+    if session.devices.is_empty() {
+        session.devices = host.devices().map_err(|_| NO_PERMISSION)?;
+    }
     session.host.get_or_insert(host);
     session.initialised += 1;
     Ok(())
 }
 
 pub(crate) fn shut_down(function: &str) -> Outcome {
-    current()?.faults.now()?.strike(function, None)?;
+    let host = current()?;
+    host.faults.now()?.strike(function, None, |takes| host.hold(takes))?;
     let mut session = session();
     session.initialised = session.initialised.checked_sub(1).ok_or(UNINITIALIZED)?;
     if session.initialised == 0 {
         // Calls under way keep the node mapped until they end.
         session.host = None;
+        session.devices.clear();
     }
     Ok(())
 }

@@ -18,6 +18,9 @@ pub use node::{GpuConfig, MAX_GPUS, Node, NodeConfig, NodeError, Process, monoto
 
 /// Names the directory of the node that a process takes part in.
 pub const NODE_VARIABLE: &str = "COTENANT_SIM_NODE";
+/// Names a device for the kernel boundary when a node is made; without it that is an ordinary file, which refuses every
+/// ioctl. For tests/kernels, where a module stands in for nvidia-uvm.
+pub const UVM_VARIABLE: &str = "COTENANT_SIM_UVM";
 /// Device memory is handed out in pieces of this size.
 pub const PAGE: u64 = 2 << 20;
 

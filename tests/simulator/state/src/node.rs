@@ -13,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Held, LockName, Mode, NODE_VARIABLE, Waited,
+    Held, LockName, Mode, NODE_VARIABLE, UVM_VARIABLE, Waited,
     lock::{Lock, Locked},
     queue::Queue,
 };
@@ -151,7 +151,11 @@ impl Node {
         fs::write(directory.join("node.json"), text).map_err(failed)?;
         let state = File::create(directory.join("state")).map_err(failed)?;
         state.set_len(size_of::<Shared>() as u64).map_err(failed)?;
-        File::create(directory.join("nvidia-uvm")).map_err(failed)?;
+        let boundary = directory.join("nvidia-uvm");
+        match env::var_os(UVM_VARIABLE) {
+            Some(device) => std::os::unix::fs::symlink(device, boundary).map_err(failed)?,
+            None => drop(File::create(boundary).map_err(failed)?),
+        }
         let gpu_locks = (0..config.gpus.len()).map(LockName::Gpu);
         for name in gpu_locks.chain([LockName::Api]) {
             File::create(name.path(directory)).map_err(failed)?;

@@ -4,7 +4,7 @@
 //! Steps: `init` · `uuid D` · `retain D` · `release D` · `reset D` · `ctx_create NAME D [v1|v2|v3|v4]` ·
 //! `ctx_destroy NAME` · `ctx_set NAME` · `push NAME` · `pop` · `alloc NAME BYTES [SYMBOL]` · `pitch NAME WIDTH HEIGHT` ·
 //! `array NAME WIDTH HEIGHT` · `mipmap NAME WIDTH HEIGHT LEVELS` · `register NAME BYTES` · `free NAME [SYMBOL]` ·
-//! `free_again NAME` · `free_raw ADDRESS` · `create NAME BYTES D` · `map NAME` · `unmap NAME` · `handle_release NAME` ·
+//! `free_again NAME` · `free_raw ADDRESS` · `trim` · `create NAME BYTES D` · `map NAME` · `unmap NAME` · `handle_release NAME` ·
 //! `handle_retain NAME` · `access NAME` · `ipc NAME BYTES` · `inject OPERATION CODE TIMES` · `expect CODE` · `random SEED CALLS` ·
 //! `delay OPERATION busy|reclaim|uvm_eviction|device MS TIMES` (with the locks of the call) · `hang OPERATION MS` (a delay of
 //! its next call in the device) · `loop N { … }` · `for MS { … }` · `threads N { … }` · `background { … }` · `fork { … }` ·
@@ -188,6 +188,7 @@ fn one(cuda: &'static Cuda, step: &'static Step, names: &mut Names) -> Result<()
             let symbol = step.optional(1).unwrap_or("cuMemFree_v2");
             names.last = cuda.call(symbol, [address, 0, 0, 0, 0])?;
         }
+        "trim" => names.last = cuda.call("cuMemPoolTrimTo", [1, 0, 0, 0, 0])?,
         "free_raw" => names.last = cuda.call("cuMemFree_v2", [step.number(0)?, 0, 0, 0, 0])?,
         "create" => {
             let (name, bytes, device) = (step.text(0)?, step.bytes(1)?, step.number(2)?);

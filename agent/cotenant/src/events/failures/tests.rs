@@ -8,7 +8,7 @@ use cotenant_model::{
 };
 
 use super::*;
-use crate::stacks::Stacks;
+use crate::{limits::Limits, stacks::Stacks};
 
 const PROCESS: ProcessId = ProcessId(7);
 const KEY: Key = (PROCESS, Operation::MemAlloc);
@@ -18,6 +18,7 @@ struct Node {
     asks: Asks,
     roll: Roll,
     stacks: Stacks,
+    limits: Limits,
     ticks: u32,
 }
 
@@ -27,7 +28,13 @@ impl Node {
         let mut roll = Roll::default();
         roll.advance(&tenants, clock(0));
         let classes = crate::config::Config::default().waits.classes().expect("the built-in classes");
-        Self { asks: Asks::default(), roll, stacks: Stacks::new(Host::at("/nowhere"), classes), ticks: 0 }
+        Self {
+            asks: Asks::default(),
+            roll,
+            stacks: Stacks::new(Host::at("/nowhere"), classes),
+            limits: Limits::new(Host::at("/nowhere")),
+            ticks: 0,
+        }
     }
 
     /// A tick at which the kernel has counted so many refusals, and the ring has brought these words.
@@ -59,6 +66,8 @@ impl Node {
             stacks: &self.stacks,
             reader: None,
             only: None,
+            limits: &self.limits,
+            faults: Vec::new(),
         };
         self.asks.tell(words, &tick, &self.roll, clock(self.ticks));
     }
@@ -83,6 +92,8 @@ fn process(id: ProcessId) -> ProcessSample {
         ended_at: 0,
         confidence: Confidence::Complete,
         before_memory: true,
+        last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: Vec::new(),
         calls: Vec::new(),
         failures: Vec::new(),

@@ -213,6 +213,7 @@ async fn a_kill_is_a_record_and_a_child_at_its_moment() {
         processes: 2,
         gpu_live: vec![(fixture::gpu_id(0), 3 << 30)],
         host_pinned: None,
+        last_calls: Vec::new(),
     };
     stage.tick(Observation { kills: vec![kill], ..Observation::default() }, Vec::new());
     stage.quiet();

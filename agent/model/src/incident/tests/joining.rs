@@ -307,7 +307,12 @@ fn a_limit_is_nobody_elses_fault() {
         gpu: Some(gpu(1)),
         free: Some(50 * GIB),
         own_live: Some(9 * GIB),
-        limit: Some(Limit { bytes: 10 * GIB, source: LimitSource::Mps, scope: LimitScope::Tenant }),
+        limit: Some(Limit {
+            bytes: 10 * GIB,
+            source: LimitSource::Mps,
+            scope: LimitScope::Tenant,
+            used: None,
+        }),
         holders: Some(vec![(tenant("b"), 20 * GIB)]),
         ..Ask::new(tenant("a"), Operation::MemAlloc, CudaError::OUT_OF_MEMORY)
     };
