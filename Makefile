@@ -12,14 +12,22 @@ BPF_TARGET := bpfel-unknown-none
 # Where Debian's rustc-web has the `core` for BPF, if it has.
 BPF_CORE := /usr/bin/rustc --print target-libdir --target $(BPF_TARGET) 2>/dev/null
 DRIVER := /proc/driver/nvidia/version
+# What setup.sh brings beside the system's own: helm, cargo-deb.
+TOOLS := $(CURDIR)/target/tools/bin
+# Of what `make packages` and `make image` take: release or dev.
+PROFILE ?= release
+AGENT = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/cotenant
 
-.PHONY: help setup build sim ebpf-objects demo run test test-exports test-kernels lint gpu-bundle
+.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-deploy test-kernels test-packages chart papers packages image lint gpu-bundle
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Bring what building and testing need (Debian 12 as root, or rustup)
 	@bash tests/setup.sh
+
+setup-packages: ## Bring what making and trying packages and the image needs as well
+	@bash tests/setup.sh packages
 
 build: ## Build the agent, its eBPF programs with it
 	cargo build --locked -p cotenant
@@ -55,7 +63,7 @@ run: ## Build the agent optimised and run it on this host (root)
 	cargo build --locked --release -p cotenant
 	target/release/cotenant run $(ARGS)
 
-test: build sim ebpf-objects test-exports ## Run every test (root)
+test: build sim ebpf-objects test-exports test-deploy ## Run every test (root)
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		set -x; cargo nextest run --locked --workspace; \
 	else \
@@ -72,6 +80,37 @@ test-exports: build sim ## Test boards, rules and alerts with a real Prometheus 
 # Not part of `make test`: it fetches kernels and takes up to half an hour on two processors.
 test-kernels: build sim ## Run the agent end to end in virtual machines of other kernels (root; `tests/setup.sh kernels`)
 	python3 tests/kernels/matrix.py
+
+test-deploy: build ## Test the chart, the plain manifest, the unit and the packages' papers
+	python3 -m unittest discover --start-directory tests/deploy --verbose
+
+# Builds what it tests from the debug binary.
+test-packages: build sim ## Install, run, upgrade and purge the .deb, run the image on the simulated node (root)
+	$(MAKE) --no-print-directory packages image PROFILE=dev
+	python3 -m unittest discover --start-directory tests/packages --verbose
+
+chart: ## Write the chart's schema and the plain manifest, and pack the chart into target/packages
+	python3 deploy/helm/generate.py
+	@mkdir -p target/packages
+	PATH=$(TOOLS):$$PATH helm package deploy/helm/cotenant --destination target/packages 2>/dev/null
+
+papers: ## Completions and manual pages, into target/papers
+	cargo build --locked --profile $(PROFILE) -p cotenant
+	@rm -rf target/papers
+	@mkdir -p target/papers/completions
+	$(AGENT) man target/papers/man
+	$(AGENT) completions bash > target/papers/completions/cotenant.bash
+	$(AGENT) completions zsh > target/papers/completions/_cotenant
+	$(AGENT) completions fish > target/papers/completions/cotenant.fish
+
+packages: papers chart ## The .deb, the tarball and the chart, into target/packages (PROFILE=dev: the debug binary)
+	PATH=$(TOOLS):$$PATH cargo deb --quiet --no-build --locked -p cotenant --profile $(PROFILE) --output target/packages/
+	@deploy/tarball.sh $(AGENT) target/packages
+	@ls -l target/packages | awk 'NR > 1 { print $$5 " bytes: " $$9 }'
+
+image: ## The container image as an OCI archive in target/image, with its bill of materials (root)
+	cargo build --locked --profile $(PROFILE) -p cotenant
+	deploy/image/build.sh $(AGENT) target/image
 
 # rustup's stable clippy cannot read the `core` for BPF; Debian's rust-web-clippy or a nightly with rust-src can.
 lint: ## Format and clippy, warnings denied, the eBPF programs too

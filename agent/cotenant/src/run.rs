@@ -35,6 +35,7 @@ use crate::{
     features,
     limits::Limits,
     node::Ticker,
+    notify::Notify,
     paging::Paging,
     record::Tap,
     registry::Registry,
@@ -126,6 +127,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         features,
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
+        notify: Notify::from_environment(),
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
@@ -147,6 +149,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         anyhow::Ok(())
     });
     info!("stopping");
+    Notify::from_environment().stopping();
     stop.store(true, Ordering::Relaxed);
     join(threads);
     telemetry.stop();

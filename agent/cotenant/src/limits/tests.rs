@@ -56,6 +56,8 @@ fn kernel() -> KernelSample {
         ended_at: 0,
         confidence: Confidence::Complete,
         before_memory: true,
+        last_calls: Vec::new(),
+        pools: Vec::new(),
         ledger: vec![row],
         calls: vec![call],
         failures: Vec::new(),

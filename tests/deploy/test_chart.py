@@ -1,0 +1,208 @@
+"""Owns what the chart must and must not make, over every set of values, and that it says so when a value is wrong."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import yaml
+
+import chart
+
+sys.path.insert(0, str(chart.TOOLS / "python"))
+import kubernetes_validate  # noqa: E402
+
+VERSIONS = ("1.25", "1.28", "1.31", "1.34", "1.37")
+# Not Kubernetes' own.
+OPERATOR = "monitoring.coreos.com/v1"
+RENDERED = {name: chart.rendered(*values) for name, values in chart.SETS.items()}
+
+
+class Objects(unittest.TestCase):
+    def each(self):
+        for name, objects in RENDERED.items():
+            with self.subTest(name):
+                yield objects
+
+    def test_helm_lints_every_set(self):
+        for name, values in chart.SETS.items():
+            code, out, words = chart.helm("lint", "--strict", "--quiet", str(chart.CHART), *values)
+            self.assertEqual(code, 0, f"{name}: {out}{words}")
+
+    def test_kubernetes_takes_every_object_strictly(self):
+        checked = 0
+        for name, objects in RENDERED.items():
+            for one in objects:
+                if one["apiVersion"] == OPERATOR:
+                    continue
+                for version in VERSIONS:
+                    with self.subTest(set=name, kind=one["kind"], version=version):
+                        kubernetes_validate.validate(one, version, strict=True)
+                        checked += 1
+        self.assertGreater(checked, len(RENDERED) * len(VERSIONS) * 2)
+
+    def test_the_validation_would_find_a_wrong_field(self):
+        one = json.loads(json.dumps(chart.of_kind(RENDERED["default"], "DaemonSet")[0]))
+        one["spec"]["template"]["spec"]["hostPid"] = True
+        with self.assertRaises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(one, VERSIONS[0], strict=True)
+
+    def test_no_pod_is_privileged_or_can_become_it(self):
+        for objects in self.each():
+            pod, container = chart.pod(objects), chart.container(objects)
+            security = container["securityContext"]
+            self.assertIs(security["privileged"], False)
+            self.assertIs(security["allowPrivilegeEscalation"], False)
+            self.assertIs(security["readOnlyRootFilesystem"], True)
+            self.assertEqual(security["capabilities"]["drop"], ["ALL"])
+            self.assertTrue(pod["hostPID"])
+            self.assertIn(pod["securityContext"]["seccompProfile"]["type"], ("RuntimeDefault", "Localhost"))
+
+    def test_the_capabilities_are_those_of_the_values(self):
+        values = yaml.safe_load((chart.CHART / "values.yaml").read_text(encoding="utf-8"))
+        wanted = values["securityContext"]["capabilities"]["add"]
+        for name, objects in RENDERED.items():
+            more = ["SYS_ADMIN"] if name == "everything" else []
+            with self.subTest(name):
+                added = chart.container(objects)["securityContext"]["capabilities"]["add"]
+                self.assertEqual(added, wanted + more)
+
+    def test_c78_no_gpu_is_requested_and_all_are_asked_for(self):
+        for objects in self.each():
+            for amounts in chart.container(objects)["resources"].values():
+                self.assertLessEqual(set(amounts), {"cpu", "memory"})
+            self.assertNotIn("resourceClaims", chart.pod(objects))
+        environment = {one["name"]: one.get("value") for one in chart.container(RENDERED["default"])["env"]}
+        self.assertEqual(environment["NVIDIA_VISIBLE_DEVICES"], "all")
+        self.assertEqual(environment["NVIDIA_DRIVER_CAPABILITIES"], "utility")
+
+    def test_c81_memory_is_limited(self):
+        for objects in self.each():
+            self.assertIn("memory", chart.container(objects)["resources"]["limits"])
+
+    def test_each_host_path_is_read_only_and_has_its_volume(self):
+        for objects in self.each():
+            pod, container = chart.pod(objects), chart.container(objects)
+            mounts = container["volumeMounts"]
+            own = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
+            self.assertEqual(own, {"run"})
+            self.assertTrue(all(mount.get("readOnly") for mount in mounts if mount["name"] not in own))
+            self.assertEqual({mount["name"] for mount in mounts}, {volume["name"] for volume in pod["volumes"]})
+            for volume in pod["volumes"]:
+                path = volume.get("hostPath", {}).get("path", "/x")
+                self.assertNotIn(path.rstrip("/"), ("", "/proc", "/sys", "/dev", "/var", "/run", "/etc"))
+
+    def test_c80_the_driver_is_let_go_by_the_pod_s_annotation(self):
+        objects = RENDERED["default"]
+        (volume,) = [one for one in chart.pod(objects)["volumes"] if "downwardAPI" in one]
+        (item,) = volume["downwardAPI"]["items"]
+        self.assertEqual(item["fieldRef"]["fieldPath"], "metadata.annotations['cotenant.io/release-driver']")
+        (mount,) = [one for one in chart.container(objects)["volumeMounts"] if one["name"] == volume["name"]]
+        self.assertIn(f'release_file = "{mount["mountPath"]}/{item["path"]}"', chart.configuration(objects).splitlines())
+
+    def test_all_probes_are_there(self):
+        for objects in self.each():
+            container = chart.container(objects)
+            paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+            self.assertEqual(
+                paths, {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+            )
+
+    def test_no_right_in_the_api_is_given(self):
+        for objects in self.each():
+            self.assertFalse([one["kind"] for one in objects if "Role" in one["kind"]])
+            self.assertIs(chart.pod(objects)["automountServiceAccountToken"], False)
+
+    def test_c10_the_scrape_leaves_a_tenant_s_labels_alone(self):
+        for kind, endpoints in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+            (monitor,) = chart.of_kind(RENDERED["everything"], kind)
+            (endpoint,) = monitor["spec"][endpoints]
+            self.assertIs(endpoint["honorLabels"], True)
+            self.assertIn({"action": "labeldrop", "regex": "pod|container|endpoint"}, endpoint["relabelings"])
+
+    def test_the_agent_reads_the_configuration_that_the_chart_writes(self):
+        for objects in self.each():
+            with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+                file.write(chart.configuration(objects))
+                file.flush()
+                done = subprocess.run([chart.AGENT, "config", "check", file.name], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
+        text = chart.configuration(RENDERED["everything"])
+        for line in ('endpoint = "https://collector:4317"', "pointers = 1048576", 'listen = "0.0.0.0:9468"'):
+            self.assertIn(line, text.splitlines())
+
+
+class Values(unittest.TestCase):
+    def refused(self, *values):
+        with self.assertRaises(ValueError) as caught:
+            chart.rendered(*values)
+        return str(caught.exception)
+
+    def test_a_typo_is_refused_with_its_place(self):
+        for value, place, word in (
+            ("gpu.runtimeClas=nvidia", "'/gpu'", "runtimeClas"),
+            ("tolerationz=x", "''", "tolerationz"),
+            ("config.nvml.intervall=30s", "'/config/nvml'", "intervall"),
+            ("monitoring.podMonitor.enable=true", "'/monitoring/podMonitor'", "enable"),
+        ):
+            said = self.refused(f"--set={value}")
+            self.assertIn(f"at {place}", said)
+            self.assertIn(f"additional properties '{word}' not allowed", said)
+
+    def test_a_wrong_kind_of_value_is_refused(self):
+        for value in ("server.port=http", "server.port=70000", "image.digest=latest", "otlp.protocol=smtp"):
+            self.assertIn("at '/", self.refused(f"--set={value}"), value)
+
+    def test_c78_a_gpu_cannot_be_requested_nor_privilege_set(self):
+        self.assertIn("nvidia.com/gpu", self.refused("--set=resources.limits.nvidia\\.com/gpu=1"))
+        self.assertIn("privileged", self.refused("--set=securityContext.privileged=true"))
+
+    def test_every_default_meets_the_schema_and_every_key_of_the_agent_is_in_it(self):
+        self.assertEqual(chart.CHART.joinpath("values.schema.json").read_text(encoding="utf-8"), chart.generate.schema(), "run `make chart`")
+
+
+class Copies(unittest.TestCase):
+    def test_the_plain_manifest_is_the_chart_s(self):
+        self.assertEqual(chart.generate.MANIFEST.read_text(encoding="utf-8"), chart.generate.manifest(), "run `make chart`")
+        for one in yaml.safe_load_all(chart.generate.MANIFEST.read_text(encoding="utf-8")):
+            kubernetes_validate.validate(one, VERSIONS[-1], strict=True)
+
+    def test_the_chart_has_every_board_and_the_rules_unchanged(self):
+        boards = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in (chart.ROOT / "dashboards/grafana").glob("*.json")}
+        carried = {
+            name.removeprefix("cotenant-"): json.loads(text)
+            for one in chart.of_kind(RENDERED["everything"], "ConfigMap")
+            if one["metadata"]["labels"].get("grafana_dashboard") == "1"
+            for name, text in one["data"].items()
+        }
+        self.assertEqual(carried, boards)
+        (rule,) = chart.of_kind(RENDERED["everything"], "PrometheusRule")
+        rules = yaml.safe_load((chart.ROOT / "dashboards/rules/cotenant.rules.yml").read_text(encoding="utf-8"))
+        self.assertEqual(rule["spec"], rules)
+
+    def test_they_are_links_and_no_second_copies(self):
+        for path in (chart.CHART / "files").rglob("*"):
+            if not path.is_dir():
+                self.assertTrue(path.is_symlink() and path.resolve().is_relative_to(chart.ROOT / "dashboards"), path)
+
+    def test_promtool_accepts_the_rules_that_the_chart_makes(self):
+        (rule,) = chart.of_kind(RENDERED["everything"], "PrometheusRule")
+        with tempfile.TemporaryDirectory() as place:
+            file = pathlib.Path(place) / "rules.yml"
+            file.write_text(yaml.safe_dump(rule["spec"]), encoding="utf-8")
+            done = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_packed_chart_is_whole(self):
+        with tempfile.TemporaryDirectory() as place:
+            self.assertEqual(chart.helm("package", str(chart.CHART), "--destination", place)[0], 0)
+            (packed,) = pathlib.Path(place).glob("*.tgz")
+            code, out, words = chart.helm("template", "cotenant", str(packed), "--namespace", "gpu", *chart.SETS["everything"])
+        self.assertEqual(code, 0, words)
+        self.assertEqual([each for each in yaml.safe_load_all(out) if each], RENDERED["everything"])
+
+
+if __name__ == "__main__":
+    unittest.main()
