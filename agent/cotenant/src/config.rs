@@ -232,12 +232,14 @@ pub(crate) fn simulated() -> bool {
     std::env::var_os(SIMULATED).is_some()
 }
 
+/// The file that counts, if there is one.
+pub(crate) fn source(overrides: &Overrides) -> Option<PathBuf> {
+    let default = Path::new(DEFAULT_FILE);
+    overrides.config.clone().or_else(|| default.exists().then(|| default.to_owned()))
+}
+
 pub(crate) fn load(overrides: &Overrides) -> Result<Config> {
-    let mut config = match &overrides.config {
-        Some(file) => read(file)?,
-        None if Path::new(DEFAULT_FILE).exists() => read(Path::new(DEFAULT_FILE))?,
-        None => Config::default(),
-    };
+    let mut config = source(overrides).map_or_else(|| Ok(Config::default()), |file| read(&file))?;
     if let Some(listen) = overrides.listen {
         config.server.listen = listen;
     }

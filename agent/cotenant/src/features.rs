@@ -1,42 +1,90 @@
-//! Owns what this host lets the agent do, asked once at start, and how that is said.
+//! Owns what this host lets the agent do, and how that is said: in the log, on `/status`, as metrics and by `doctor`.
 //! Refuses to fail the start for one missing facility: each costs its own feature only.
+
+mod gpus;
+mod hooks;
+mod surroundings;
+mod trials;
+mod words;
 
 use std::path::Path;
 
 use cotenant_device::Hearing;
-use cotenant_host::{Host, Rights};
+use cotenant_host::{Host, HostError, Rights};
 use cotenant_kernel::{
-    Boundary, Calibration, ExitRule, FLOOR, HostFacts, Kernel, Plan, Probes, Site, TaskOffsets, Waits,
-    XidOffsets, calibrate, site,
+    Calibration, HostFacts, Kernel, MapSizes, Plan, Probes, Site, TaskOffsets, Trials, Tried, XidOffsets,
+    calibrate, site, start, trials,
 };
 use cotenant_model::{
     Absence,
     view::{Feature, FeatureState},
 };
 
+pub(crate) use gpus::{Visible, driver, libraries, nvml, visibility};
+pub(crate) use hooks::recorded;
+pub(crate) use surroundings::{Surroundings, judge, look, unprivileged};
+pub(crate) use trials::{Diagnosis, diagnose, report};
+
 use crate::discovery::chain;
+use hooks::{kernel, without_kernel};
+use tracing::warn;
 
-/// What rests on tracefs.
-const TRACED: [&str; 5] = ["gpu_boundary", "process_life", "lock_mode", "oom_kills", "xid_tracepoint"];
+/// Attribution rests on these; without one of them `/readyz` says no, and `doctor` says broken.
+const NEEDED: [&str; 6] = [
+    "allocation_probes",
+    "process_life",
+    "library_access",
+    "host_pid_namespace",
+    "gpu_visibility",
+    "configuration",
+];
 
-pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
-    let mut features = Vec::new();
-    if let Err(error) = host.ensure_mounted() {
-        features.push(feature("tracefs", FeatureState::Broken, chain(&error)));
-    } else {
-        features.push(feature("tracefs", FeatureState::Active, String::new()));
-    }
+/// Whether something does not work as it should.
+pub(crate) const fn bad(state: FeatureState) -> bool {
+    !matches!(state, FeatureState::Active | FeatureState::Disabled)
+}
+
+/// Whether attribution can be relied on.
+pub(crate) fn ready(features: &[Feature]) -> bool {
+    !features.iter().any(|feature| NEEDED.contains(&feature.name) && bad(feature.state))
+}
+
+/// A feature with what is lost and what helps, where anything is lost.
+pub(crate) fn feature(name: &'static str, state: FeatureState, reason: String) -> Feature {
+    let (lost, remedy) = if bad(state) { words::of(name) } else { ("", "") };
+    Feature { name, state, reason, lost: lost.to_owned(), remedy: remedy.to_owned() }
+}
+
+/// The same where the cause has a better remedy.
+pub(crate) fn remedied(feature: Feature, remedy: impl Into<String>) -> Feature {
+    Feature { remedy: remedy.into(), ..feature }
+}
+
+fn active(name: &'static str, seen: impl Into<String>) -> Feature {
+    feature(name, FeatureState::Active, seen.into())
+}
+
+/// What the plan rests on, and why parts of it could not be had.
+pub(crate) struct Asked {
+    pub(crate) facts: HostFacts,
+    pub(crate) btf: Result<(), String>,
+    pub(crate) symbols: Result<(), String>,
+}
+
+/// Asks the host for what the plan rests on. Tracefs is mounted by then if it can be.
+pub(crate) fn facts(host: &Host) -> Asked {
     let kernel = host.kernel_version().map_or((0, 0), |version| (version.major, version.minor));
     let offset = |category, event, field: &str| {
         host.event_format(category, event).ok()?.field(field).map(|field| field.offset)
     };
-    let signal_live = host.btf().ok().and_then(|btf| {
+    let btf = host.btf();
+    let signal_live = btf.as_ref().ok().and_then(|btf| {
         Some((
             btf.member_offset("task_struct", "signal").ok()?,
             btf.member_offset("signal_struct", "live").ok()?,
         ))
     });
-    let task = host.btf().ok().and_then(|btf| {
+    let task = btf.as_ref().ok().and_then(|btf| {
         let of = |member| btf.member_offset("task_struct", member).ok();
         Some(TaskOffsets {
             pid: of("pid")?,
@@ -45,6 +93,7 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         })
     });
     let kprobes = host.has_kprobes();
+    let interrupts = interrupts(host);
     let facts = HostFacts {
         kernel,
         kprobes,
@@ -57,12 +106,22 @@ pub(crate) fn facts(host: &Host) -> (HostFacts, Vec<Feature>) {
         group_dead_offset: offset("sched", "sched_process_exit", "group_dead"),
         signal_live,
         task,
-        interrupts: interrupts(host),
+        interrupts: interrupts.as_ref().ok().copied().flatten(),
         contention: host.event_format("lock", "contention_begin").is_ok(),
         victim_offset: offset("oom", "mark_victim", "pid"),
         xid: xid(host),
     };
-    (facts, features)
+    let symbols = match interrupts {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err("/proc/kallsyms names no interrupt entry of this architecture".to_owned()),
+        Err(error) => Err(chain(&error)),
+    };
+    let btf = match btf {
+        Ok(_) if task.is_none() => Err("it does not describe a task as this agent knows it".to_owned()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(chain(&error)),
+    };
+    Asked { facts, btf, symbols }
 }
 
 /// Where the driver's own tracepoint has what it says of a fault.
@@ -143,7 +202,7 @@ pub(crate) fn dmem(host: &Host) -> Feature {
 
 /// Kernel text that runs in interrupt context only. Exceptions come before interrupts in their section and are left
 /// out: what a process does in a page fault is its own doing.
-fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
+fn interrupts(host: &Host) -> Result<Option<[[u64; 2]; 2]>, HostError> {
     let names = [
         "asm_common_interrupt",
         "__irqentry_text_start",
@@ -151,155 +210,59 @@ fn interrupts(host: &Host) -> Option<[[u64; 2]; 2]> {
         "handle_softirqs",
         "__do_softirq",
     ];
-    let ranges = host.text_range(&names).ok()?;
+    let ranges = host.text_range(&names)?;
     let start = |at: usize| ranges.get(at).copied().flatten().map(|(start, _)| start);
-    let entry = start(0).or_else(|| start(1))?;
-    let end = start(2).filter(|end| *end > entry)?;
+    let Some(entry) = start(0).or_else(|| start(1)) else { return Ok(None) };
+    let Some(end) = start(2).filter(|end| *end > entry) else { return Ok(None) };
     let (soft, soft_end) = ranges[3].or(ranges[4]).unwrap_or((0, 0));
-    Some([[entry, end - entry], [soft, soft_end - soft]])
+    Ok(Some([[entry, end - entry], [soft, soft_end - soft]]))
 }
 
-/// The state of everything that was planned, after the attempt.
-pub(crate) fn kernel(facts: &HostFacts, plan: &Plan, kernel: &Kernel, rights: &Rights) -> Vec<Feature> {
-    let failed = |name: &str| {
-        kernel.missing.iter().find(|(missing, _)| *missing == name).map(|(_, error)| told(error, rights))
-    };
-    // What only serves a traced call has nothing to do where there is none.
-    let idle = (!plan.probes || failed("allocation_probes").is_some())
-        .then_some("it serves allocation_probes, which this kernel does not take");
-    let mut features = vec![match (failed("allocation_probes"), failed("multi_uprobes")) {
-        _ if !plan.probes => feature(
-            "allocation_probes",
-            FeatureState::Unsupported,
-            format!(
-                "Linux {}.{} is too old: probes on libraries need {}.{} (bpf_get_attach_cookie); allocations are not \
-                 seen, only NVML's figures are there",
-                facts.kernel.0, facts.kernel.1, FLOOR.0, FLOOR.1
-            ),
-        ),
-        (Some(reason), _) => feature(
-            "allocation_probes",
-            FeatureState::Broken,
-            format!("on Linux {}.{}: {reason}", facts.kernel.0, facts.kernel.1),
-        ),
-        (None, Some(reason)) => feature(
-            "allocation_probes",
-            FeatureState::Degraded,
-            format!("each symbol has a link of its own, and letting a library go takes seconds: {reason}"),
-        ),
-        (None, None) => feature("allocation_probes", FeatureState::Active, String::new()),
-    }];
-    features.push(match (failed("boundary"), plan.boundary) {
-        _ if let Some(idle) = idle => feature("gpu_boundary", FeatureState::Unsupported, idle.to_owned()),
-        (Some(reason), _) => feature("gpu_boundary", FeatureState::Broken, reason),
-        (None, _) if let Some(reason) = failed("uvm_kprobe") => feature(
-            "gpu_boundary",
-            FeatureState::Degraded,
-            format!(
-                "{} instead, which every ioctl of the host passes: {reason}",
-                Boundary::SyscallTracepoint.as_str()
-            ),
-        ),
-        (None, Boundary::ContextOnly) => feature(
-            "gpu_boundary",
-            FeatureState::Degraded,
-            "no kprobes and no syscalls tracepoint: the GPU of an allocation is known from its context only"
-                .into(),
-        ),
-        (None, boundary) => feature("gpu_boundary", FeatureState::Active, boundary.as_str().into()),
-    });
-    features.push(match (failed("process_exit").or_else(|| failed("process_exec")), plan.exit) {
-        _ if let Some(idle) = idle => feature("process_life", FeatureState::Unsupported, idle.to_owned()),
-        (Some(reason), _) => feature("process_life", FeatureState::Broken, reason),
-        (None, ExitRule::Leader) => feature(
-            "process_life",
-            FeatureState::Degraded,
-            "no group_dead field and no BTF: a process counts as gone when its main thread is".into(),
-        ),
-        (None, _) => feature("process_life", FeatureState::Active, String::new()),
-    });
-    features.push(match (failed("unmap_return"), plan.unmap) {
-        _ if let Some(idle) = idle => feature("vmm_unmap", FeatureState::Unsupported, idle.to_owned()),
-        (Some(reason), _) => feature("vmm_unmap", FeatureState::Broken, reason),
-        (None, false) => feature(
-            "vmm_unmap",
-            FeatureState::Unsupported,
-            "needs bpf_loop (Linux 5.17): memory released while still mapped stays booked until its process ends"
-                .into(),
-        ),
-        (None, true) => feature("vmm_unmap", FeatureState::Active, String::new()),
-    });
-    let hooks = ["sched_switch", "sched_waking"].iter().find_map(|name| failed(name));
-    features.push(match (hooks, plan.waits) {
-        _ if let Some(idle) = idle => feature("waits", FeatureState::Unsupported, idle.to_owned()),
-        (Some(reason), _) => feature("waits", FeatureState::Broken, reason),
-        (None, None) => feature(
-            "waits",
-            FeatureState::Unsupported,
-            "no /sys/kernel/btf/vmlinux, so the layout of a task is not known (or waits.enabled = false): who waits \
-             for whom is not seen"
-                .into(),
-        ),
-        (None, Some(Waits { interrupts: None, .. })) => feature(
-            "waits",
-            FeatureState::Degraded,
-            "/proc/kallsyms shows no addresses: waits have no class, and an interrupt may be taken for the process \
-             that it interrupted; set kernel.kptr_restrict to 0 or 1 and give the agent CAP_SYSLOG"
-                .into(),
-        ),
-        (None, Some(_)) => feature("waits", FeatureState::Active, String::new()),
-    });
-    let contention = ["contention_begin", "contention_end"].iter().find_map(|name| failed(name));
-    features.push(match (contention, plan.waits) {
-        _ if let Some(idle) = idle => feature("lock_mode", FeatureState::Unsupported, idle.to_owned()),
-        (Some(reason), _) => feature("lock_mode", FeatureState::Broken, reason),
-        (None, Some(Waits { contention: true, .. })) => {
-            feature("lock_mode", FeatureState::Active, String::new())
-        }
-        (None, _) => feature(
-            "lock_mode",
-            FeatureState::Unsupported,
-            "no lock:contention_begin (Linux 5.19): readers and writers of a lock are not told apart".into(),
-        ),
-    });
-    // A victim is reported when it exits.
-    features.push(match (failed("mark_victim").or_else(|| failed("process_exit")), plan.kills) {
-        (Some(reason), _) => feature("oom_kills", FeatureState::Broken, reason),
-        (None, None) => feature(
-            "oom_kills",
-            FeatureState::Unsupported,
-            "no oom:mark_victim under tracefs: kills for memory are not seen".into(),
-        ),
-        (None, Some(_)) => feature("oom_kills", FeatureState::Active, String::new()),
-    });
-    features.push(match (failed("xid"), plan.xid) {
-        (Some(reason), _) => feature("xid_tracepoint", FeatureState::Broken, reason),
-        (None, None) => feature(
-            "xid_tracepoint",
-            FeatureState::Unsupported,
-            "no nvidia:nvidia_dev_xid under tracefs when the agent started (driver 550 or later, its module loaded): \
-             Xids are taken from the kernel's log alone"
-                .into(),
-        ),
-        (None, Some(_)) => feature("xid_tracepoint", FeatureState::Active, String::new()),
-    });
-    features.push(match &kernel.watcher.blind {
-        Some(error) => feature("mapping_watch", FeatureState::Degraded, told(error, rights)),
-        None => feature("mapping_watch", FeatureState::Active, String::new()),
-    });
-    features
+/// What starting the kernel side came to.
+pub(crate) struct Attempt {
+    pub(crate) kernel: Option<Kernel>,
+    /// As far as they were made: those that the start itself has answered are not.
+    pub(crate) trials: Trials,
+    pub(crate) features: Vec<Feature>,
 }
 
-/// Where tracefs was not to be read, what looks unsupported may only be hidden.
-pub(crate) fn hide(features: &mut [Feature]) {
-    for feature in features.iter_mut().filter(|one| TRACED.contains(&one.name)) {
-        if feature.state == FeatureState::Active {
-            continue;
+/// What a start without any fault has shown.
+const ANSWERED: Trials = Trials {
+    bpf: Tried::Works,
+    map: Tried::Works,
+    ring_buffer: Tried::Works,
+    program: Tried::Works,
+    perf: Tried::Works,
+    perf_all: Tried::Works,
+    uprobe: Tried::NotTried,
+    uprobe_multi: Tried::NotTried,
+    raw_tracepoint: Tried::NotTried,
+    attach_cookie: None,
+    bpf_loop: None,
+};
+
+/// Starts the kernel side. What fails is found out by trials, unless they were made before.
+pub(crate) fn attempt(plan: &Plan, sizes: MapSizes, facts: &Surroundings, before: Option<Trials>) -> Attempt {
+    match start(plan, sizes, std::process::id()) {
+        Ok(started) => {
+            let watches = started.watcher.blind.is_none();
+            let answered = watches && started.missing.is_empty() && started.probes.links_many();
+            let trials = before.unwrap_or_else(|| if answered { ANSWERED } else { trials() });
+            // Links of many were loaded by the start; whether single ones can be made shows only when one is.
+            let missing = if started.probes.links_many() { None } else { diagnose(facts, &trials) };
+            let traced = matches!(facts.tracefs, Some(Ok(())) | None);
+            let version = facts.kernel.map(|kernel| (kernel.major, kernel.minor));
+            let features = kernel(plan, &started, version, facts.rights.as_ref(), traced, missing.as_ref());
+            Attempt { kernel: Some(started), trials, features }
         }
-        if feature.state == FeatureState::Unsupported {
-            feature.state = FeatureState::Broken;
+        Err(error) => {
+            let trials = before.unwrap_or_else(trials);
+            let diagnosis = diagnose(facts, &trials);
+            let reason = chain(&error);
+            let missing = diagnosis.as_ref().map_or("unknown, see the error", |found| found.missing.as_str());
+            warn!(error = reason, missing, "no eBPF: allocations are not seen, NVML's figures only");
+            Attempt { kernel: None, trials, features: without_kernel(&reason, diagnosis.as_ref()) }
         }
-        feature.reason = format!("tracefs cannot be read (see the feature tracefs): {}", feature.reason);
     }
 }
 
@@ -317,41 +280,6 @@ fn is_refusal(error: &(dyn std::error::Error + 'static)) -> bool {
             .downcast_ref::<std::io::Error>()
             .is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
     })
-}
-
-/// Without the kernel side: every one of its features is broken for the same reason.
-pub(crate) fn without_kernel(reason: &str) -> Vec<Feature> {
-    [
-        "allocation_probes",
-        "gpu_boundary",
-        "process_life",
-        "vmm_unmap",
-        "waits",
-        "lock_mode",
-        "oom_kills",
-        "xid_tracepoint",
-        "mapping_watch",
-    ]
-    .map(|name| feature(name, FeatureState::Broken, reason.to_owned()))
-    .into()
-}
-
-pub(crate) fn pid_namespace(host: &Host) -> Feature {
-    match host.in_initial_pid_namespace() {
-        Ok(true) => feature("host_pid_namespace", FeatureState::Active, String::new()),
-        Ok(false) => feature(
-            "host_pid_namespace",
-            FeatureState::Degraded,
-            "not in the host's PID namespace: NVML's process lists mean nothing here (set hostPID: true, or run \
-             with --pid=host)"
-                .into(),
-        ),
-        Err(error) => feature("host_pid_namespace", FeatureState::Broken, chain(&error)),
-    }
-}
-
-pub(crate) fn feature(name: &'static str, state: FeatureState, reason: String) -> Feature {
-    Feature { name, state, reason }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod client;
 mod config;
 mod control;
 mod discovery;
+mod doctor;
 mod events;
 mod explain;
 mod features;
@@ -46,6 +47,8 @@ struct Arguments {
 enum Command {
     /// Run the agent: watch the CUDA driver on this node and serve what it sees.
     Run(config::Overrides),
+    /// Say what this host lets the agent do, what is lost, and what helps.
+    Doctor(doctor::Options),
     /// Say whose a process or a cgroup path is, and how that is known.
     Identify(identify::Asked),
     /// Say in words what happened: ask the agent that runs on this node.
@@ -84,6 +87,7 @@ enum ConfigCommand {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Explain(question) => return explain::run(&question),
+        Command::Doctor(options) => return doctor::run(&options),
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
         Command::Identify(asked) => identify::identify(&asked),
         Command::Record(options) => record::record(&options),

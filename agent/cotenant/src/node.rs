@@ -33,7 +33,7 @@ use crate::{
     control::Release,
     discovery::chain,
     events::{Events, Tick},
-    features::{feature, hearing},
+    features::{self, Visible, feature, hearing},
     kubernetes::{Kubernetes, grants_feature, sources},
     limits::Limits,
     notify::Notify,
@@ -47,6 +47,7 @@ use crate::{
 };
 
 const HOLDERS_INTERVAL: Duration = Duration::from_secs(30);
+const BUS_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(crate) struct Ticker {
     pub(crate) host: Host,
@@ -92,6 +93,8 @@ struct State {
     past: Duration,
     /// Who had the driver open, and when that was asked.
     holders: (Duration, Vec<HolderCandidate>),
+    /// What the host shows of GPUs, and when that was looked at.
+    bus: (Option<Duration>, Visible),
 }
 
 impl Ticker {
@@ -109,6 +112,7 @@ impl Ticker {
             idle: Idle::default(),
             past: self.started.elapsed(),
             holders: (Duration::ZERO, Vec::new()),
+            bus: (None, Visible { expected: None }),
         };
         self.notify.expect_ticks(config.agent.interval);
         while !stop.load(Ordering::Relaxed) {
@@ -202,6 +206,7 @@ impl Ticker {
         let moment = Moment::of(&step, now, device.taken);
         self.tap.pass(&state.forecaster, &moment);
         let risk = state.forecaster.advance(&moment);
+        let expected = self.expected(state, now);
         let mut view = View {
             taken_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             started_unix: self.started_unix,
@@ -212,7 +217,7 @@ impl Ticker {
             risk,
             grants,
             holders,
-            agent: self.agent(kernel, &device, now, state.cost),
+            agent: self.agent(kernel, &device, now, state.cost, expected),
         };
         view.agent.features.push(grants_feature(self.kubernetes.enabled, listing.as_deref()));
         view.agent.blame_folded = step.blame_folded;
@@ -260,6 +265,16 @@ impl Ticker {
         known.clone()
     }
 
+    /// GPUs that the host shows, looked at seldom: a GPU falls off the bus rarely, and needs no second to be missed.
+    fn expected(&self, state: &mut State, now: Duration) -> Visible {
+        let (asked, known) = &mut state.bus;
+        if asked.is_none_or(|asked| now.saturating_sub(asked) >= BUS_INTERVAL) {
+            *asked = Some(now);
+            *known = Visible::on(&self.host);
+        }
+        *known
+    }
+
     /// Keeps what probes cost within the budget, and marks whose figures suffer.
     fn economise(&mut self, kernel: &mut KernelSample) {
         let libraries = self.libraries.load_full();
@@ -297,7 +312,14 @@ impl Ticker {
         })
     }
 
-    fn agent(&self, kernel: KernelSample, device: &DeviceSample, now: Duration, cost: Duration) -> AgentView {
+    fn agent(
+        &self,
+        kernel: KernelSample,
+        device: &DeviceSample,
+        now: Duration,
+        cost: Duration,
+        expected: Visible,
+    ) -> AgentView {
         let own = self.host.self_cost().ok();
         let mut absences = BTreeMap::new();
         for gpu in &device.gpus {
@@ -311,9 +333,24 @@ impl Ticker {
                 }
             }
         }
-        let mut features = self.features.clone();
-        features.extend([self.nvml_feature(device), self.gate.feature()]);
+        let released = self.release.reason();
+        let health = self.device.as_ref().map(|device| device.health());
+        let condition = match (&health, &released) {
+            (Some(_), Some(_)) => Some(&Condition::Released),
+            (health, _) => health.as_ref().map(|health| &health.condition),
+        };
         let libraries = self.libraries.load_full();
+        let (visibility, missing_gpus) = features::visibility(expected, device, condition);
+        let mut features = self.features.clone();
+        features.extend([
+            match released {
+                Some(reason) => feature("nvml", FeatureState::Disabled, reason),
+                None => features::nvml(&device.library, condition),
+            },
+            visibility,
+            self.gate.feature(),
+            features::libraries(&libraries),
+        ]);
         if self.reader.is_some() {
             features.push(self.budget.feature(&libraries));
         }
@@ -327,6 +364,7 @@ impl Ticker {
             processes_untimed: self.budget.untimed_count(),
             libraries: libraries.as_ref().clone(),
             features,
+            missing_gpus,
             nvml: device.library.clone(),
             nvml_age_seconds: device.library.is_ok().then(|| now.saturating_sub(device.taken).as_secs_f64()),
             nvml_calls: device.calls.clone(),
@@ -341,34 +379,6 @@ impl Ticker {
             otlp: self.events.voice.view(),
             alert_pushes: self.pushes.view(),
         }
-    }
-
-    fn nvml_feature(&self, device: &DeviceSample) -> Feature {
-        let Some(live) = &self.device else {
-            return feature("nvml", FeatureState::Disabled, "nvml.enabled = false".into());
-        };
-        if let Some(reason) = self.release.reason() {
-            return feature("nvml", FeatureState::Disabled, reason);
-        }
-        let Err(reason) = device.library else {
-            return feature("nvml", FeatureState::Active, String::new());
-        };
-        let remedy = match reason {
-            Absence::LibraryMissing => {
-                "libnvidia-ml.so.1 was not found: install the driver, or set nvml.library to its path"
-            }
-            Absence::VersionMismatch => "library and kernel module differ: reload the module or reboot",
-            Absence::Timeout => "a call has not come back: the driver is stuck",
-            Absence::NoPermission => "no permission: run as root with access to /dev/nvidia*",
-            Absence::NotYet => "not asked yet",
-            _ => "NVML does not answer",
-        };
-        let state = match live.health().condition {
-            Condition::Starting => FeatureState::Degraded,
-            _ if reason == Absence::LibraryMissing => FeatureState::Unsupported,
-            _ => FeatureState::Broken,
-        };
-        feature("nvml", state, format!("{}: {remedy}", reason.as_str()))
     }
 }
 

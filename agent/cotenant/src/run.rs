@@ -15,9 +15,9 @@ use std::{
 use anyhow::{Context, Result};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
-use cotenant_host::{Host, Rights};
-use cotenant_kernel::{Choices, Kernel, MapSizes, decide, start};
-use cotenant_model::view::{Feature, FeatureState};
+use cotenant_host::Host;
+use cotenant_kernel::{Choices, Kernel, MapSizes, decide};
+use cotenant_model::view::Feature;
 use tokio::{
     net::TcpListener,
     runtime::Runtime,
@@ -32,7 +32,7 @@ use crate::{
     control::{Door, Release, Signals},
     discovery::{Discovery, Wanted, chain},
     events::{Events, Story, open_log},
-    features,
+    features::{self, Attempt},
     limits::Limits,
     node::Ticker,
     notify::Notify,
@@ -61,15 +61,18 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
     let listener = bind(&runtime, config.server.listen)?;
-    let (kernel, pair, mut features) = load(config, &host, &held);
+    let Loaded { mut kernel, mut features, sees_pids } = load(config, &host);
+    let pair = kernel.as_mut().and_then(|kernel| {
+        let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
+        features.push(feature);
+        pair
+    });
     features.extend(rights::features(&held).into_iter().chain([dropped]));
-    let namespace = features::pid_namespace(&host);
-    let sees_pids = namespace.state == FeatureState::Active;
     let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
     let release = Arc::new(Release::new(device.clone()));
     let (door, door_state) = runtime.block_on(async { Door::open(&config.agent.control) });
     let (kernel_log, log_feature) = open_log(&host, &config.events.kernel_log);
-    features.extend([namespace, log_feature, door_state, features::dmem(&host)]);
+    features.extend([log_feature, door_state, features::dmem(&host)]);
     let published = Arc::new(ArcSwapOption::empty());
     let telemetry = confinement.outside(|| Telemetry::start(config, &published))?;
     features.extend([telemetry.feature.clone(), Paging::feature(config)]);
@@ -174,32 +177,33 @@ fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener> {
         .with_context(|| format!("cannot listen on {address}: is another agent running? set server.listen"))
 }
 
-/// The kernel side, as far as this host allows it, what probes cost, and how each part is.
-fn load(config: &Config, host: &Host, held: &Rights) -> (Option<Kernel>, Option<f64>, Vec<Feature>) {
-    let (facts, mut features) = features::facts(host);
-    let traced = features.iter().all(|feature| feature.state == FeatureState::Active);
-    let choices = Choices {
+/// The kernel side, as far as this host allows it, and how each part of it is.
+struct Loaded {
+    kernel: Option<Kernel>,
+    features: Vec<Feature>,
+    /// In the host's PID namespace.
+    sees_pids: bool,
+}
+
+fn load(config: &Config, host: &Host) -> Loaded {
+    let tracefs = host.ensure_mounted().map(|_| ()).map_err(|error| chain(&error));
+    let asked = features::facts(host);
+    let plan = decide(&asked.facts, choices(config));
+    let surroundings = features::look(host, &asked, tracefs);
+    let Attempt { kernel, trials, features: attempted } =
+        features::attempt(&plan, sizes(config), &surroundings, None);
+    let mut features = features::judge(&surroundings, &trials);
+    features.push(features::driver(&host.hardware()));
+    features.extend(attempted);
+    Loaded { kernel, features, sees_pids: surroundings.pid_namespace == Some(Ok(true)) }
+}
+
+/// What the configuration allows in the kernel.
+pub(crate) fn choices(config: &Config) -> Choices {
+    Choices {
         syscall_tracepoint: config.kernel.syscall_tracepoint,
         waits: config.waits.enabled,
         slow: (!config.waits.slow_call.is_zero()).then_some(config.waits.slow_call),
-    };
-    let plan = decide(&facts, choices);
-    match start(&plan, sizes(config), std::process::id()) {
-        Ok(mut kernel) => {
-            features.extend(features::kernel(&facts, &plan, &kernel, held));
-            if !traced {
-                features::hide(&mut features);
-            }
-            let (pair, cost) = features::probe_cost(host, &mut kernel.probes);
-            features.push(cost);
-            (Some(kernel), pair, features)
-        }
-        Err(error) => {
-            let reason = features::told(&error, held);
-            warn!(error = reason, "no eBPF: allocations are not seen, NVML's figures only");
-            features.extend(features::without_kernel(&reason));
-            (None, None, features)
-        }
     }
 }
 
@@ -235,7 +239,12 @@ fn stopping() -> Result<impl Future<Output = ()>> {
 
 fn tell(features: &[Feature]) {
     for feature in features {
-        info!(feature = feature.name, state = feature.state.as_str(), reason = feature.reason, "feature");
+        let Feature { name, state, reason, lost, remedy } = feature;
+        if features::bad(*state) {
+            warn!(feature = name, state = state.as_str(), reason, lost, remedy, "feature");
+        } else {
+            info!(feature = name, state = state.as_str(), reason, "feature");
+        }
     }
 }
 
@@ -250,7 +259,7 @@ fn log(config: &Config) -> Result<()> {
     Ok(())
 }
 
-fn nvml(config: &Config, host_pid_namespace: bool, started: Instant) -> Option<Device> {
+pub(crate) fn nvml(config: &Config, host_pid_namespace: bool, started: Instant) -> Option<Device> {
     if !config.nvml.enabled {
         return None;
     }

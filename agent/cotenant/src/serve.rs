@@ -32,7 +32,7 @@ use cotenant_model::{
     Tenant,
     explain::Explained,
     kill::Kill,
-    view::{FeatureState, View},
+    view::{Feature, View},
 };
 use futures_util::stream;
 use serde::Deserialize;
@@ -43,6 +43,7 @@ pub(crate) use listen::serve;
 
 use crate::{
     events::{Story, told},
+    features,
     record::{self, Tap},
 };
 
@@ -54,9 +55,6 @@ pub(crate) struct Shared {
     pub(crate) tap: Arc<Tap>,
     pub(crate) exemplars: Arc<Mutex<Exemplars>>,
 }
-
-/// Attribution rests on these; without one of them `/readyz` says no.
-const NEEDED: [&str; 4] = ["allocation_probes", "process_life", "library_access", "host_pid_namespace"];
 
 pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
     Router::new()
@@ -96,13 +94,13 @@ async fn ready(
     anonymous: Option<Extension<gate::Anonymous>>,
 ) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
-    let bad = |state| !matches!(state, FeatureState::Active | FeatureState::Disabled);
-    let ready =
-        !view.agent.features.iter().any(|feature| NEEDED.contains(&feature.name) && bad(feature.state));
+    let features = &view.agent.features;
+    let ready = features::ready(features);
     let mut text = String::from(if ready { "ready\n" } else { "not ready\n" });
-    let told = view.agent.features.iter().filter(|feature| anonymous.is_none() && bad(feature.state));
-    for feature in told {
-        let _ = writeln!(text, "{}: {}: {}", feature.name, feature.state.as_str(), feature.reason);
+    for Feature { name, state, reason, lost, remedy } in features {
+        if anonymous.is_none() && features::bad(*state) {
+            let _ = writeln!(text, "{name}: {}: {reason}; lost: {lost}; remedy: {remedy}", state.as_str());
+        }
     }
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, text).into_response()
@@ -242,6 +240,7 @@ fn describe(view: &View) -> Value {
         "started": view.started_unix,
         "features": agent.features.iter().map(|feature| json!({
             "name": feature.name, "state": feature.state.as_str(), "reason": feature.reason,
+            "lost": feature.lost, "remedy": feature.remedy,
         })).collect::<Vec<_>>(),
         "nvml": match &agent.nvml {
             Ok(facts) => json!({ "driver": facts.driver_version, "nvml": facts.nvml_version }),

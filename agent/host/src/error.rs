@@ -22,6 +22,11 @@ pub enum HostError {
          be mounted at {}; run `mount -t tracefs tracefs /sys/kernel/tracing` on the host, or mount it into the container", path.display()
     )]
     MountTracefs { path: PathBuf, source: io::Error },
+    #[error(
+        "tracefs is mounted, and this process may not read {}; run as root, or give it CAP_DAC_READ_SEARCH",
+        path.display()
+    )]
+    TracefsHidden { path: PathBuf },
     #[error("could not start the {what} thread; raise the limit on processes")]
     Thread { what: &'static str, source: io::Error },
 }

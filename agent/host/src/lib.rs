@@ -8,6 +8,7 @@ mod elf;
 mod error;
 mod facts;
 mod gpus;
+mod hardware;
 mod identity;
 mod kallsyms;
 mod kernel_log;
@@ -19,6 +20,8 @@ mod names;
 mod process;
 mod read;
 mod rights;
+mod surroundings;
+mod switches;
 pub mod tracefs;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +30,7 @@ pub use dmem::{Dmem, Region};
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;
 pub use facts::KernelVersion;
+pub use hardware::{Hardware, PciGpu};
 pub use identity::{CgroupView, Identity, Kind, Observed, Owner, Runtime, identify};
 pub use kernel_log::{KernelLog, KernelLogError, Notice, Record, Start};
 pub use kubelet::{Kubelet, KubeletConfig, Listing, Source};
@@ -36,6 +40,8 @@ pub use memory_events::MemoryEvents;
 pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};
 pub use rights::{Capability, Rights};
+pub use surroundings::{CgroupMode, Cluster};
+pub use switches::{Lockdown, Switches};
 
 /// A host as a directory tree, so that tests can bring a recorded one.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use crate::mappings::Mapping;
 use crate::{Host, read};
 
 /// Where distributions and the GPU operator put the driver, when nothing runs that could be asked.
-const CONFIGURED: [&str; 16] = [
+pub(crate) const CONFIGURED: [&str; 16] = [
     "run/nvidia/driver/usr/lib64",
     "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
     "run/nvidia/driver/usr/lib/aarch64-linux-gnu",

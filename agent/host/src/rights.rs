@@ -18,6 +18,7 @@ pub enum Capability {
     DacReadSearch = 2,
     SysPtrace = 19,
     SysAdmin = 21,
+    SysResource = 24,
     Syslog = 34,
     Perfmon = 38,
     Bpf = 39,
@@ -25,11 +26,28 @@ pub enum Capability {
 }
 
 impl Capability {
+    pub const ALL: &'static [Self] = &[
+        Self::Bpf,
+        Self::Perfmon,
+        Self::SysPtrace,
+        Self::DacReadSearch,
+        Self::Syslog,
+        Self::SysResource,
+        Self::SysAdmin,
+        Self::CheckpointRestore,
+    ];
+
+    /// As Kubernetes and Docker spell it.
+    pub fn short(self) -> &'static str {
+        self.as_str().trim_start_matches("CAP_")
+    }
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
             Self::SysPtrace => "CAP_SYS_PTRACE",
             Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysResource => "CAP_SYS_RESOURCE",
             Self::Syslog => "CAP_SYSLOG",
             Self::Perfmon => "CAP_PERFMON",
             Self::Bpf => "CAP_BPF",
@@ -75,6 +93,21 @@ impl Rights {
             filtered: field("Seccomp") == Some("2"),
             lockdown: level.filter(|level| *level != "none").map(str::to_owned),
         }
+    }
+
+    /// Those of a process with this effective set, in the host's user namespace or apart from it.
+    pub fn of(effective: u64, filtered: bool, apart: bool) -> Self {
+        Self { effective, filtered, apart, ..Self::default() }
+    }
+
+    /// In a user namespace of its own.
+    pub const fn are_apart(&self) -> bool {
+        self.apart
+    }
+
+    /// A seccomp filter judges this process's system calls.
+    pub const fn are_filtered(&self) -> bool {
+        self.filtered
     }
 
     /// `CAP_SYS_ADMIN` stands for what was split off it.
@@ -144,6 +177,17 @@ impl Rights {
 }
 
 impl Host {
+    /// Of the process whose files this tree has: a recorded host's.
+    pub fn recorded_rights(&self) -> Rights {
+        let text = |path: &str| read::text(&self.path(path), LIMIT).unwrap_or_default();
+        Rights::parse(
+            &text("proc/self/status"),
+            &text("proc/self/uid_map"),
+            &text("proc/sys/kernel/perf_event_paranoid"),
+            &text("sys/kernel/security/lockdown"),
+        )
+    }
+
     /// Of the calling thread, whatever this host's root is. What cannot be read counts as not there.
     pub fn rights(&self) -> Rights {
         let text = |path: &Path| read::text(path, LIMIT).unwrap_or_default();

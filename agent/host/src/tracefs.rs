@@ -3,12 +3,13 @@
 
 use std::path::PathBuf;
 
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 
 use crate::{Host, HostError, read};
 
 const PLACES: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 const FORMAT_LIMIT: u64 = 256 << 10;
+const MOUNTS_LIMIT: u64 = 4 << 20;
 
 /// The `format` file of one trace event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,10 +80,35 @@ impl Host {
             return Ok(mounted);
         }
         let path = self.path(PLACES[0]);
+        if self.has_tracefs_mounted() {
+            return Err(HostError::TracefsHidden { path });
+        }
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount("tracefs", &path, "tracefs", flags, None::<&std::ffi::CStr>)
             .map_err(|error| HostError::MountTracefs { path: path.clone(), source: error.into() })?;
         Ok(path)
+    }
+
+    /// Its root is for root alone: mounted, it can still be hidden from this process.
+    fn has_tracefs_mounted(&self) -> bool {
+        let mounts = read::text(&self.path("proc/self/mounts"), MOUNTS_LIMIT).unwrap_or_default();
+        mounts.lines().any(|line| line.split(' ').nth(2) == Some("tracefs"))
+    }
+
+    /// As [`Host::ensure_mounted`], seen by this thread and those it starts from here on, and by nobody else.
+    pub fn ensure_mounted_privately(&self) -> Result<PathBuf, HostError> {
+        if let Some(mounted) = self.tracefs() {
+            return Ok(mounted);
+        }
+        if self.has_tracefs_mounted() {
+            return Err(HostError::TracefsHidden { path: self.path(PLACES[0]) });
+        }
+        #[allow(deprecated, reason = "its dangers are in sharing descriptors, and only mounts are unshared")]
+        let unshared = rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS);
+        unshared
+            .and_then(|()| mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC))
+            .map_err(|error| HostError::MountTracefs { path: self.path(PLACES[0]), source: error.into() })?;
+        self.ensure_mounted()
     }
 }
 

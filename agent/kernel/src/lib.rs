@@ -14,6 +14,7 @@ mod read;
 mod recent;
 mod reports;
 mod rows;
+mod trial;
 mod waits;
 mod watch;
 
@@ -24,4 +25,5 @@ pub use load::{Kernel, MapSizes, object, start};
 pub use plan::{Boundary, Choices, ExitRule, FLOOR, HostFacts, Plan, TaskOffsets, Waits, XidOffsets, decide};
 pub use read::Reader;
 pub use reports::Report;
+pub use trial::{Trials, Tried, trials};
 pub use watch::{Happening, Watcher};

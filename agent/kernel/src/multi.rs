@@ -28,24 +28,24 @@ const FLAG_RETURN: u32 = 1;
 
 #[repr(C)]
 #[derive(Default)]
-struct ProgLoad {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-    prog_ifindex: u32,
-    expected_attach_type: u32,
-    prog_btf_fd: u32,
-    func_info_rec_size: u32,
-    func_info: u64,
-    func_info_cnt: u32,
-    pad: u32,
+pub(crate) struct ProgLoad {
+    pub(crate) prog_type: u32,
+    pub(crate) insn_cnt: u32,
+    pub(crate) insns: u64,
+    pub(crate) license: u64,
+    pub(crate) log_level: u32,
+    pub(crate) log_size: u32,
+    pub(crate) log_buf: u64,
+    pub(crate) kern_version: u32,
+    pub(crate) prog_flags: u32,
+    pub(crate) prog_name: [u8; 16],
+    pub(crate) prog_ifindex: u32,
+    pub(crate) expected_attach_type: u32,
+    pub(crate) prog_btf_fd: u32,
+    pub(crate) func_info_rec_size: u32,
+    pub(crate) func_info: u64,
+    pub(crate) func_info_cnt: u32,
+    pub(crate) pad: u32,
 }
 
 #[repr(C)]
@@ -61,23 +61,23 @@ struct BtfLoad {
 
 #[repr(C)]
 #[derive(Default)]
-struct LinkCreate {
-    prog_fd: u32,
-    target_fd: u32,
-    attach_type: u32,
-    flags: u32,
-    path: u64,
-    offsets: u64,
-    ref_ctr_offsets: u64,
-    cookies: u64,
-    count: u32,
-    multi_flags: u32,
-    pid: u32,
-    pad: u32,
+pub(crate) struct LinkCreate {
+    pub(crate) prog_fd: u32,
+    pub(crate) target_fd: u32,
+    pub(crate) attach_type: u32,
+    pub(crate) flags: u32,
+    pub(crate) path: u64,
+    pub(crate) offsets: u64,
+    pub(crate) ref_ctr_offsets: u64,
+    pub(crate) cookies: u64,
+    pub(crate) count: u32,
+    pub(crate) multi_flags: u32,
+    pub(crate) pid: u32,
+    pub(crate) pad: u32,
 }
 
 /// A system call that gives a descriptor or an error.
-fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
+pub(crate) fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: the attributes are plain integers in the layout of `command`; what they point to is alive in the caller.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };

@@ -124,6 +124,8 @@ pub struct AgentView {
     pub maps: Vec<MapFill>,
     pub libraries: Vec<LibraryState>,
     pub features: Vec<Feature>,
+    /// GPUs that the host shows and NVML does not list, where that is known.
+    pub missing_gpus: Option<u64>,
     pub nvml: Reading<LibraryFacts>,
     pub nvml_age_seconds: Option<f64>,
     pub nvml_calls: Vec<CallCost>,
@@ -204,6 +206,10 @@ impl FeatureState {
 pub struct Feature {
     pub name: &'static str,
     pub state: FeatureState,
-    /// In plain words, with what to do. Shown on `/status`, not a label.
+    /// What was seen, in plain words. Shown on `/status`, not a label; the same goes for the next two.
     pub reason: String,
+    /// What does not work because of it. Empty while nothing is lost.
+    pub lost: String,
+    /// What brings it back: a command, or what to set where.
+    pub remedy: String,
 }

@@ -57,6 +57,8 @@ pub fn artefacts() -> Result<PathBuf> {
 pub struct SimulatedNode {
     pub directory: PathBuf,
     pub state: Node,
+    /// What the agent takes for the host's file system.
+    pub root: PathBuf,
     artefacts: PathBuf,
     /// Probes reach every process of the host: one node at a time.
     _alone: fs::File,
@@ -68,7 +70,13 @@ impl SimulatedNode {
         let alone = fs::File::create(std::env::temp_dir().join("cotenant-simulated-node.lock"))?;
         alone.lock().context("cannot wait for another simulated node to end")?;
         let state = Node::create(directory, config)?;
-        let node = Self { directory: directory.to_owned(), state, artefacts, _alone: alone };
+        let node = Self {
+            directory: directory.to_owned(),
+            state,
+            root: PathBuf::from("/"),
+            artefacts,
+            _alone: alone,
+        };
         node.library("lib")?;
         fs::copy(
             node.artefacts.join("libcotenant_sim_nvml.so"),
@@ -102,8 +110,9 @@ impl SimulatedNode {
     pub fn agent_under(&self, launcher: &[&str], extra: &str) -> Result<Agent> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = format!(
-            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\ncontrol = \"{}\"\n[nvml]\nlibrary = \"{}\"\ninterval = \
-             \"500ms\"\n{extra}",
+            "[server]\nlisten = \"{address}\"\n[agent]\ninterval = \"200ms\"\nroot = \"{}\"\ncontrol = \"{}\"\n[nvml]\n\
+             library = \"{}\"\ninterval = \"500ms\"\n{extra}",
+            self.root.display(),
             self.directory.join("control.sock").display(),
             self.directory.join("lib/libnvidia-ml.so.1").display()
         );
@@ -127,6 +136,31 @@ impl SimulatedNode {
         let agent = Agent { child, address, log: self.directory.join("agent.log") };
         agent.until(|scrape| !scrape.samples.is_empty())?;
         Ok(agent)
+    }
+
+    /// `cotenant doctor` as `launcher` starts it, with the configuration of the last agent.
+    pub fn doctor(&self, launcher: &[&str], arguments: &[&str]) -> Result<Doctor> {
+        let program = self.artefacts.join("cotenant");
+        let mut words: Vec<&OsStr> = launcher.iter().map(OsStr::new).collect();
+        words.push(program.as_os_str());
+        let (first, rest) = words.split_first().context("there is a program")?;
+        let output = Command::new(first)
+            .args(rest)
+            .args(["doctor", "--output", "json", "--config"])
+            .arg(self.directory.join("cotenant.toml"))
+            .args(arguments)
+            .env(NODE_VARIABLE, &self.directory)
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start the doctor")?;
+        let page = serde_json::from_slice(&output.stdout).with_context(|| {
+            format!(
+                "the doctor said {:?} {:?}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            )
+        })?;
+        Ok(Doctor { code: output.status.code(), page })
     }
 
     /// Starts a tenant in a cgroup; its script goes to a file of the node.
@@ -171,6 +205,27 @@ impl SimulatedNode {
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().map(BufReader::new).context("a pipe was asked for")?;
         Ok(Tenant { name: name.to_owned(), child, stdin, stdout })
+    }
+}
+
+/// What `cotenant doctor` said.
+pub struct Doctor {
+    pub code: Option<i32>,
+    pub page: serde_json::Value,
+}
+
+impl Doctor {
+    /// One check.
+    pub fn check(&self, name: &str) -> Result<&serde_json::Value> {
+        let found = self.page["checks"].as_array().and_then(|all| all.iter().find(|of| of["name"] == name));
+        found.with_context(|| format!("no check {name} in {}", self.page))
+    }
+
+    /// Names and states of what is not ok.
+    pub fn wrong(&self) -> BTreeMap<&str, &str> {
+        let all = self.page["checks"].as_array().into_iter().flatten();
+        let rows = all.filter_map(|of| Some((of["name"].as_str()?, of["state"].as_str()?)));
+        rows.filter(|(_, state)| *state != "ok").collect()
     }
 }
 

@@ -330,8 +330,8 @@ fn a_version_mismatch_at_start_is_told_and_ends() -> Result<()> {
     ensure!(scrape.get(COLLECTED, &[]) == Some(0.0) && scrape.of(USAGE).next().is_none());
     let status = agent.status()?;
     let nvml = status["features"].as_array().and_then(|all| all.iter().find(|of| of["name"] == "nvml"));
-    let reason = nvml.and_then(|of| of["reason"].as_str()).context("NVML is a feature")?;
-    ensure!(reason.contains("reload the module"), "{reason}");
+    let remedy = nvml.and_then(|of| of["remedy"].as_str()).context("NVML is a feature")?;
+    ensure!(remedy.contains("reload the module"), "{remedy}");
     ensure!(agent.get("/readyz", "text/plain")?.starts_with("ready"), "attribution goes on without NVML");
     faults(directory.path(), &json!({}))?;
     agent.until(|scrape| scrape.of(USAGE).count() == 1).context("after the mismatch")?;

@@ -24,7 +24,8 @@ struct Answer {
 
 #[derive(Deserialize)]
 struct Gpu {
-    gpu: String,
+    #[serde(rename = "gpu")]
+    id: String,
     headroom: Room,
     tenants: Vec<Need>,
 }
@@ -113,7 +114,7 @@ pub(super) fn words(text: &str, tenant: Option<&str>) -> Result<String, serde_js
 fn tell(said: &mut String, gpu: &Gpu, need: &Need, cuts: &[Profile]) {
     let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / GIB);
     let quota = need.quota();
-    let _ = writeln!(said, "{} on {}: {}", need.tenant.name, gpu.gpu, gib(quota));
+    let _ = writeln!(said, "{} on {}: {}", need.tenant.name, gpu.id, gib(quota));
     let _ = writeln!(
         said,
         "  its peak since the agent came was {}, it holds {}, and in five minutes it passes {} once in a hundred; with {} for a \

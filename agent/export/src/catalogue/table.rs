@@ -65,6 +65,10 @@ catalogue! {
     AgentFeature: Gauge Development Unit::STATE, "cotenant.agent.feature.state", "cotenant_agent_feature_state",
         [FEATURE, FEATURE_STATE], "features x 5",
         "1 for the state that a capability of this agent is in on this host, 0 for the others. The reason is on /status.";
+    AgentGpuVisibilityMismatch: Gauge Development Unit::count("{gpu}"), "cotenant.agent.gpu_visibility_mismatch",
+        "cotenant_agent_gpu_visibility_mismatch", [], "1",
+        "NVIDIA GPUs that the PCI bus or /dev shows on this host and NVML does not list. Above zero the agent is not \
+         ready. GPUs given to virtual machines do not count. Not there before NVML was asked, or when it is not asked.";
     PodResourcesAge: Gauge Development Unit::SECONDS, "cotenant.agent.kubelet.podresources.age",
         "cotenant_agent_kubelet_podresources_age_seconds", [], "1",
         "Age in seconds of what is known of grants: the last answer of kubelet's pod-resources socket. Grants stay as they \

@@ -94,6 +94,9 @@ fn library_state(library: &LibraryState) -> &'static str {
 }
 
 fn nvml(sheet: &mut Sheet, view: &View) {
+    if let Some(missing) = view.agent.missing_gpus {
+        sheet.put(Id::AgentGpuVisibilityMismatch, Labels::default(), missing);
+    }
     sheet.put(Id::NvmlSuccess, Labels::default(), collected(view));
     if let Some(age) = view.agent.nvml_age_seconds {
         sheet.put(Id::NvmlAge, Labels::default(), age);

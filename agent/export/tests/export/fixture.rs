@@ -164,7 +164,10 @@ pub(crate) fn agent() -> AgentView {
             name: "kernel_boundary",
             state: FeatureState::Degraded,
             reason: "no kprobes; using the tracepoint".to_owned(),
+            lost: String::new(),
+            remedy: String::new(),
         }],
+        missing_gpus: Some(1),
         nvml: Ok(LibraryFacts { driver_version: "580.159.04".to_owned(), nvml_version: "13.580".to_owned() }),
         nvml_age_seconds: Some(1.25),
         nvml_calls: vec![CallCost {
