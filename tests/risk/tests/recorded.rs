@@ -15,11 +15,11 @@ fn backtest(set: Set) -> Scores {
     for recording in set.recordings() {
         // A recording has a steady GPU beside one that is not: what is not to end is scored for itself, too.
         for story in &recording.stories {
-            let mut scorer = Scorer::new(&Rule::ALL);
+            let mut rules = Scorer::new(&Rule::ALL);
             for moment in &recording.moments {
-                scorer.advance(&only(moment, &story.gpu));
+                rules.advance(&only(moment, &story.gpu));
             }
-            for (rule, score) in scorer.finish(&recording.drivers(story)) {
+            for (rule, score) in rules.finish(&recording.drivers(story)) {
                 if rule == Rule::Risk && std::env::var_os("COTENANT_RISK_VERBOSE").is_some() {
                     println!(
                         "{} {}: {} warnings, {} false, Brier {:.3}, {:#?}",
@@ -60,7 +60,7 @@ fn first_refusals(recording: &Recording) -> Vec<(String, Option<f64>, Option<f64
                     refused |= last.is_some_and(|last| holding.refused_since(&last) > 0);
                 }
             }
-            refused.then(|| moment.at.as_secs_f64())
+            refused.then_some(moment.at.as_secs_f64())
         })
     };
     let of = |story: &cotenant_risk_runs::Story| {

@@ -242,8 +242,8 @@ mod tests {
     #[test]
     fn growth_that_hurries_has_the_pace_of_late() {
         let run = ran((0..80).map(|second| 0.01 * f64::from(second * second) * GIB));
-        // 1.6 GiB a second at the end, 0.8 over all.
-        assert!((1.2..1.6).contains(&(run.rate() / GIB)), "{}", run.rate() / GIB);
+        // 0.75 GiB a second over all, 1.6 at the end; two spans before it, 40 s, have 1.1 to 1.2.
+        assert!((1.1..1.6).contains(&(run.rate() / GIB)), "{}", run.rate() / GIB);
     }
 
     #[test]
