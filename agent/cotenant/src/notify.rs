@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn waits(state: FeatureState) -> [Feature; 1] {
-        [Feature { name: "waits", state, reason: String::new() }]
+        [Feature { name: "waits", state, reason: String::new(), lost: String::new(), remedy: String::new() }]
     }
 
     fn manager() -> (tempfile::TempDir, UnixDatagram, OsString) {

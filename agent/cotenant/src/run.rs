@@ -61,12 +61,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     let signals = runtime.block_on(async { Signals::hear() })?;
     // The port first: two agents on one port are told apart before anything is attached.
     let listener = bind(&runtime, config.server.listen)?;
-    let Loaded { mut kernel, mut features, sees_pids } = load(config, &host);
-    let pair = kernel.as_mut().and_then(|kernel| {
-        let (pair, feature) = features::probe_cost(&host, &mut kernel.probes);
-        features.push(feature);
-        pair
-    });
+    let Loaded { kernel, pair, mut features, sees_pids } = load(config, &host);
     features.extend(rights::features(&held).into_iter().chain([dropped]));
     let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
     let release = Arc::new(Release::new(device.clone()));
@@ -79,8 +74,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     tell(&features);
 
     let stop = Arc::new(AtomicBool::new(false));
-    let registry = Registry::new(host.clone(), &config.kubernetes, confinement);
-    let registry = Arc::new(Mutex::new(registry));
+    let registry = Arc::new(Mutex::new(Registry::new(host.clone(), &config.kubernetes, confinement)));
     let reports = Arc::new(Mutex::new(Reports::default()));
     let story = Arc::new(Mutex::new(Story::default()));
     let tap = Arc::new(Tap::default());
@@ -180,6 +174,8 @@ fn bind(runtime: &Runtime, address: SocketAddr) -> Result<TcpListener> {
 /// The kernel side, as far as this host allows it, and how each part of it is.
 struct Loaded {
     kernel: Option<Kernel>,
+    /// Seconds that the probes of one call cost it.
+    pair: Option<f64>,
     features: Vec<Feature>,
     /// In the host's PID namespace.
     sees_pids: bool,
@@ -190,12 +186,17 @@ fn load(config: &Config, host: &Host) -> Loaded {
     let asked = features::facts(host);
     let plan = decide(&asked.facts, choices(config));
     let surroundings = features::look(host, &asked, tracefs);
-    let Attempt { kernel, trials, features: attempted } =
+    let Attempt { mut kernel, trials, features: attempted } =
         features::attempt(&plan, sizes(config), &surroundings, None);
     let mut features = features::judge(&surroundings, &trials);
     features.push(features::driver(&host.hardware()));
     features.extend(attempted);
-    Loaded { kernel, features, sees_pids: surroundings.pid_namespace == Some(Ok(true)) }
+    let pair = kernel.as_mut().and_then(|kernel| {
+        let (pair, feature) = features::probe_cost(host, &mut kernel.probes);
+        features.push(feature);
+        pair
+    });
+    Loaded { kernel, pair, features, sees_pids: surroundings.pid_namespace == Some(Ok(true)) }
 }
 
 /// What the configuration allows in the kernel.

@@ -168,7 +168,7 @@ mod tests {
         let regions = host.dmem("a").unwrap().remove(0).regions;
         let known: Vec<_> = regions.iter().map(|(name, region)| (name.as_str(), region.current)).collect();
         assert_eq!(known, [("vram2 1", Some(2)), ("vram4", Some(5))]);
-        let many: String = (0..1000).map(|at| format!("r{at} {at}\n")).collect();
+        let many: String = (0..1000).map(|at| format!("r{at} {at}\n")).collect::<Vec<_>>().concat();
         write(&root, "b/dmem.current", &many);
         assert_eq!(host.dmem("b").unwrap()[0].regions.len(), MOST_REGIONS);
         assert!(matches!(host.dmem("/a/../b"), Err(HostError::Malformed { .. })));

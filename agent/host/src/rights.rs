@@ -97,7 +97,7 @@ impl Rights {
 
     /// Those of a process with this effective set, in the host's user namespace or apart from it.
     pub fn of(effective: u64, filtered: bool, apart: bool) -> Self {
-        Self { effective, filtered, apart, ..Self::default() }
+        Self { effective, apart, filtered, ..Self::default() }
     }
 
     /// In a user namespace of its own.

@@ -159,6 +159,8 @@ mod tests {
             ecc_corrected: Err(Absence::NotSupported),
             ecc_uncorrected: Err(Absence::NotSupported),
             mig_enabled: Err(Absence::NotSupported),
+            compute_mode: Err(Absence::NotSupported),
+            read: BTreeMap::new(),
         });
         sample
     }

@@ -155,8 +155,8 @@ fn c105_c107_a_fault_that_the_log_and_nvml_tell_is_one_with_both_its_sources() -
     let uptime = fs::read_to_string("/proc/uptime")?;
     let seconds: f64 = uptime.split_whitespace().next().context("a time")?.parse()?;
     let records = [31, 31, 79].into_iter().enumerate();
-    let text: String =
-        records.map(|(at, code)| format!("3,{at},{:.0},-;{}\n", seconds * 1e6, line(code))).collect();
+    let lines = records.map(|(at, code)| format!("3,{at},{:.0},-;{}\n", seconds * 1e6, line(code)));
+    let text = lines.collect::<Vec<_>>().concat();
     OpenOptions::new().append(true).open(&kmsg)?.write_all(text.as_bytes())?;
     let told = r#"{ "xids": [{ "gpu": 0, "code": 79 }, { "gpu": 0, "code": 48 }] }"#;
     fs::write(world.node.directory.join("nvml.json.new"), told)?;

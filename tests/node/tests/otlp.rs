@@ -217,7 +217,7 @@ fn a_histogram_of_waits_leads_to_a_trace_that_was_sent() -> Result<()> {
     hogs.expect("done")?;
     let got = receiver.received.clone();
     let sent = || -> Vec<String> {
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
         got.spans
             .lock()
             .map(|spans| spans.iter().map(|span| hex(&span.trace_id)).collect())

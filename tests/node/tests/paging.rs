@@ -76,8 +76,7 @@ impl Alertmanager {
         };
         let child =
             PROGRAMS.iter().find_map(start).context("no Alertmanager here: `make setup` brings it")?;
-        let (url, _webhook, _directory) = (format!("http://{at}"), webhook, directory);
-        Ok(Self { child, url, told, _webhook, _directory })
+        Ok(Self { child, url: format!("http://{at}"), told, _webhook: webhook, _directory: directory })
     }
 
     /// The first alert of this tenant that was told of with this status.

@@ -222,6 +222,8 @@ mod tests {
             missing: 0,
             failed,
             processes: 1,
+            pids: Vec::new(),
+            shed: false,
             refused: refused.map(str::to_owned),
         };
         assert_eq!(libraries(&[library(40, 0, None)]).state, FeatureState::Active);

@@ -65,8 +65,6 @@ fn kernel() -> KernelSample {
         waits: Vec::new(),
         blame: Vec::new(),
         effort: Vec::new(),
-        pools: Vec::new(),
-        last_calls: Vec::new(),
     };
     KernelSample { processes: vec![process], ..KernelSample::default() }
 }

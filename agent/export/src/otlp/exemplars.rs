@@ -2,6 +2,7 @@
 //! Refuses growth: a fixed number of them, the oldest goes; and marks without a trace: there are none while no span is sent.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use cotenant_model::WaitClass;
 use opentelemetry_proto::tonic::metrics::v1::{Exemplar, exemplar};
@@ -26,7 +27,12 @@ pub(crate) struct Mark {
 impl Mark {
     /// Trace and span in hexadecimal, as exemplars name them.
     pub(crate) fn ids(&self) -> [(&'static str, String); 2] {
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = |bytes: &[u8]| {
+            bytes.iter().fold(String::new(), |mut text, byte| {
+                let _ = write!(text, "{byte:02x}");
+                text
+            })
+        };
         [("trace_id", hex(&self.context.trace)), ("span_id", hex(&self.context.span))]
     }
 }

@@ -54,7 +54,7 @@ fn histogram(distribution: &Distribution, mark: Option<&Mark>) -> Histogram {
     let exemplar = |mark: &Mark| Exemplar {
         label: mark.ids().iter().map(pair).collect(),
         value: mark.seconds,
-        timestamp: prost_types::Timestamp::try_from(UNIX_EPOCH + Duration::from_secs_f64(mark.at_unix)).ok(),
+        timestamp: Some((UNIX_EPOCH + Duration::from_secs_f64(mark.at_unix)).into()),
     };
     let marked = mark.map(|mark| (distribution.bucket_of(mark.seconds), exemplar(mark)));
     let mut below = 0;

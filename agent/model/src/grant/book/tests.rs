@@ -6,6 +6,7 @@ use crate::{
     excess::Excess,
     grant::{DeviceId, Grant, GrantedDevice},
     sample::Confidence,
+    sharing::Sharing,
     view::MemoryTotals,
 };
 
@@ -40,8 +41,18 @@ fn gpu(name: &str, processes: Reading<Vec<GpuProcess>>) -> GpuView {
         ecc_corrected: Err(Absence::NotSupported),
         ecc_uncorrected: Err(Absence::NotSupported),
         mig_enabled: Err(Absence::NotSupported),
+        compute_mode: Err(Absence::NotSupported),
+        read: BTreeMap::new(),
     };
-    GpuView { sample, age_seconds: 0.0, reserved: Ok(0), unattributed: Ok(0), unattributed_reason: None }
+    GpuView {
+        sample,
+        age_seconds: 0.0,
+        figure_ages: BTreeMap::new(),
+        sharing: Sharing::UNKNOWN,
+        reserved: Ok(0),
+        unattributed: Ok(0),
+        unattributed_reason: None,
+    }
 }
 
 fn both() -> Vec<GpuView> {
@@ -68,6 +79,8 @@ fn user(pod: &str, on: &str, bytes: u64) -> TenantView {
         latency: BTreeMap::new(),
         waits: BTreeMap::new(),
         excess: Excess::default(),
+        limits: Vec::new(),
+        device_cgroup_bytes: BTreeMap::new(),
     }
 }
 
