@@ -20,7 +20,7 @@ from recorded import compare
 
 HERE = Path(__file__).resolve().parent
 # Starting and ending a take, beside its seconds; and the first use of PyTorch on a cold disk.
-BETWEEN, WARMING = 9.0, 15.0
+BETWEEN, WARMING = 19.0, 15.0
 # A unit that failed is started again after so long.
 RESTART = 3.0
 
@@ -156,7 +156,8 @@ def play(options, units, take, gpus, place):
         finally:
             account["stopping"] = time.monotonic()
             recorder.send_signal(signal.SIGINT)
-            account["recorder"] = recorder.wait(10)
+            # It waits for the block that the agent is filling.
+            account["recorder"] = recorder.wait(20)
             for player, _, _ in players:
                 if player.starts:
                     player.stop()

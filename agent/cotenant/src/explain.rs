@@ -3,6 +3,8 @@
 //!
 //! Exits with 0 when the agent has answered, 1 when it could not be asked, 2 when the question makes no sense.
 
+mod quota;
+
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
@@ -34,6 +36,9 @@ pub(crate) struct Question {
     /// Only what concerns this tenant, by its name in the metrics
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
+    /// Instead of incidents: how much memory each tenant needs, why, and which MIG profile would hold it
+    #[arg(long, conflicts_with = "since")]
+    quota: bool,
     /// Words, or the agent's JSON as it came
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
@@ -94,13 +99,15 @@ enum ExplainError {
     Refused { address: String, reason: String },
     #[error("{address} answered with status {status}: is that a cotenant agent, and this version of it?")]
     Status { address: String, status: u16 },
-    #[error("{address} did not answer with incidents: is that a cotenant agent, and this version of it?")]
+    #[error("{address} did not answer as an agent would: is that a cotenant agent, and this version of it?")]
     Malformed { address: String, source: serde_json::Error },
 }
 
 pub(crate) fn run(question: &Question) -> ExitCode {
     let answered = ask(question).and_then(|(address, text)| match question.output {
         Output::Json => Ok(text),
+        Output::Text if question.quota => quota::words(&text, question.tenant.as_deref())
+            .map_err(|source| ExplainError::Malformed { address, source }),
         Output::Text => {
             words(&text, &question.since).map_err(|source| ExplainError::Malformed { address, source })
         }
@@ -126,10 +133,15 @@ fn ask(question: &Question) -> Result<(String, String), ExplainError> {
         let config = config::load(&overrides).map_err(ExplainError::Config)?;
         reachable(config.server.listen).to_string()
     };
-    let mut target = format!("/api/v1/incidents?since={}", quoted(&question.since));
-    if let Some(tenant) = &question.tenant {
-        target = format!("{target}&tenant={}", quoted(tenant));
-    }
+    let target = if question.quota {
+        "/api/v1/risk".to_owned()
+    } else {
+        let mut target = format!("/api/v1/incidents?since={}", quoted(&question.since));
+        if let Some(tenant) = &question.tenant {
+            target = format!("{target}&tenant={}", quoted(tenant));
+        }
+        target
+    };
     let told = question
         .access
         .get(&address, &target, LONGEST, PATIENCE)

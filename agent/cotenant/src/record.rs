@@ -4,7 +4,6 @@
 //! The agent streams the file itself, block by block: nothing is configured or restarted to record, and the first
 //! block is what the forecaster knows already, so that a replay goes on exactly where the agent was.
 
-pub(crate) mod format;
 mod tap;
 
 use std::{
@@ -24,6 +23,8 @@ pub(crate) use tap::Tap;
 
 use crate::client::{Access, Told};
 
+/// At the end, the block that the agent is filling is waited for: ten moments. A second interrupt ends at once.
+const LAST: Duration = Duration::from_secs(15);
 /// Where the agent streams.
 pub(crate) const PATH: &str = "/api/v1/recording";
 
@@ -65,21 +66,32 @@ async fn stream(options: &Options, mut file: File) -> Result<u64> {
     }
     let mut body = answer.into_body();
     let end = options.duration.map(|duration| Instant::now() + duration);
-    let over = async {
-        match end {
-            Some(end) => tokio::time::sleep_until(end).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::pin!(over);
     let (mut pending, mut blocks, mut begun) = (Vec::new(), 0, false);
+    let (mut until, mut ending) = (end, false);
     loop {
+        let over = async {
+            match until {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
         let frame = tokio::select! {
-            frame = body.frame() => frame,
-            () = &mut over => return Ok(blocks),
-            _ = tokio::signal::ctrl_c() => return Ok(blocks),
+            frame = body.frame() => Some(frame),
+            () = over => None,
+            _ = tokio::signal::ctrl_c() => None,
         };
         let Some(frame) = frame else {
+            if ending {
+                return Ok(blocks);
+            }
+            // What came up to now is in the block that the agent is filling.
+            (until, ending) = (Some(Instant::now() + LAST), true);
+            continue;
+        };
+        let Some(frame) = frame else {
+            if ending {
+                return Ok(blocks);
+            }
             bail!(
                 "the agent ended the stream after {blocks} blocks: it stopped, or this host writes too slowly"
             );
@@ -87,13 +99,20 @@ async fn stream(options: &Options, mut file: File) -> Result<u64> {
         if let Ok(data) = frame.context("the stream broke off")?.into_data() {
             pending.extend_from_slice(&data);
         }
-        if !begun && pending.len() >= format::head().len() {
-            put(&mut file, &options.file, &pending.drain(..format::head().len()).collect::<Vec<u8>>())?;
+        if !begun && pending.len() >= cotenant_recording::head().len() {
+            put(
+                &mut file,
+                &options.file,
+                &pending.drain(..cotenant_recording::head().len()).collect::<Vec<u8>>(),
+            )?;
             begun = true;
         }
         while begun && let Some(length) = whole(&pending) {
             put(&mut file, &options.file, &pending.drain(..length).collect::<Vec<u8>>())?;
             blocks += 1;
+            if ending {
+                return Ok(blocks);
+            }
         }
     }
 }

@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context, Result};
 use clap::Args;
 use cotenant_model::risk::{Forecaster, Moment};
-
-use crate::record::format::{Block, Blocks};
+use cotenant_recording::{Block, Blocks};
+use tracing::warn;
 
 #[derive(Args, Debug)]
 pub(crate) struct Options {
@@ -50,6 +50,12 @@ pub(crate) fn each(path: &Path, mut take: impl FnMut(Part) -> Result<()>) -> Res
     for block in blocks {
         match block.with_context(|| format!("{}, after {moments} moments", path.display()))? {
             Block::Start(start) => take(Part::Start(start))?,
+            Block::OtherStart { version } => {
+                warn!(
+                    version,
+                    "the forecaster that this was recorded from was of another version: it begins anew"
+                );
+            }
             Block::Moments(some) => {
                 for moment in some {
                     moments += 1;

@@ -23,6 +23,9 @@ pub use moment::{GpuMemory, GpuMoment, Holding, Moment, TenantMoment};
 use crate::{GpuId, Tenant};
 use gpu::Gpu;
 
+/// The version of what a [`Forecaster`] remembers: goes up with every change of it, so that no recording is gone on
+/// with by another's memory.
+pub const KNOWLEDGE: u32 = 1;
 /// What is looked ahead, in seconds. The middle one is the one to warn by.
 pub const HORIZONS: [f64; 3] = [10.0, 60.0, 300.0];
 /// The spelling of [`HORIZONS`] as a label.

@@ -1,8 +1,9 @@
-//! Owns how scores are shown: a table in Markdown, the calibration as a picture.
+//! Owns how scores are shown: a table in Markdown, the calibration as lines for its picture.
 //! Refuses rounding up: what is written is what was scored.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 
 use cotenant_model::risk::score::{Rule, Score};
 
@@ -50,37 +51,30 @@ impl Scores {
         text
     }
 
-    /// Said against came, one point a bin, its size by the number of forecasts.
-    pub fn plot(&self, rule: Rule) -> String {
-        let mut text = String::from(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 460 460\" font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"460\" height=\"460\" fill=\"white\"/>\n\
-             <path d=\"M50 410 V30 M50 410 H430\" stroke=\"black\" fill=\"none\"/>\n\
-             <path d=\"M50 410 L430 30\" stroke=\"grey\" stroke-dasharray=\"4\" fill=\"none\"/>\n\
-             <text x=\"180\" y=\"445\">risk that was said, 60 s</text>\n\
-             <text x=\"20\" y=\"290\" transform=\"rotate(-90 20 290)\">part that came true</text>\n",
-        );
-        for tenth in 0..=5 {
-            let (at, label) = (76 * tenth, f64::from(tenth) / 5.0);
-            let _ = writeln!(text, "<text x=\"{}\" y=\"426\">{label:.1}</text>", 42 + at);
-            let _ = writeln!(text, "<text x=\"26\" y=\"{}\">{label:.1}</text>", 414 - at);
+    /// Said against came, a line a bin, for the picture of it.
+    pub fn calibration(&self, runs: &str) -> String {
+        let mut text = String::new();
+        let bins = self.all.get(&Rule::Risk).into_iter().flat_map(|score| score.bins);
+        for bin in bins.filter(|bin| bin.forecasts > 0) {
+            let said = bin.sum / bin.forecasts as f64;
+            let _ = writeln!(text, "{runs}\t{said:.4}\t{}\t{}", bin.true_ones, bin.forecasts);
         }
-        for bin in
-            self.all.get(&rule).into_iter().flat_map(|score| score.bins).filter(|bin| bin.forecasts > 0)
-        {
-            let count = bin.forecasts as f64;
-            let (said, came) = (bin.sum / count, bin.true_ones as f64 / count);
-            let _ = writeln!(
-                text,
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"{:.1}\" fill=\"steelblue\"><title>{} forecasts said {said:.3}, \
-                 {came:.3} came true</title></circle>",
-                50.0 + 380.0 * said,
-                410.0 - 380.0 * came,
-                2.0 + 2.0 * count.log10(),
-                bin.forecasts,
-            );
-        }
-        text.push_str("</svg>\n");
         text
+    }
+
+    /// Writes the lines of these runs into a table that other runs have lines in, too.
+    ///
+    /// # Errors
+    /// When the table cannot be read or written.
+    pub fn write_calibration(&self, table: &Path, runs: &str) -> std::io::Result<()> {
+        let before = std::fs::read_to_string(table).unwrap_or_default();
+        let others = before.lines().skip(1).filter(|line| line.split('\t').next() != Some(runs));
+        let mut text = String::from("runs\tsaid\ttrue_ones\tforecasts\n");
+        for line in others {
+            text.push_str(line);
+            text.push('\n');
+        }
+        text.push_str(&self.calibration(runs));
+        std::fs::write(table, text)
     }
 }

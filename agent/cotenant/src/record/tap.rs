@@ -4,11 +4,10 @@
 use std::sync::Mutex;
 
 use cotenant_model::risk::{Forecaster, Moment};
+use cotenant_recording::{Written, head, pack};
 use hyper::body::Bytes;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tracing::warn;
-
-use super::format::{Written, head, pack};
 
 /// Moments a block: what a crash costs.
 const MOMENTS: usize = 10;

@@ -245,6 +245,7 @@ fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
         tenant: tenant.tenant.clone(),
         share: part,
         live: 100 * MIB,
+        peak: 130 * MIB,
         ceiling: 120 * MIB,
         rate: 0.0,
         growth: [Growth { median: MIB, p90: 2 * MIB, p99: 3 * MIB }; 3],

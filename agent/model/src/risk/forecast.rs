@@ -73,6 +73,8 @@ pub struct TenantForecast {
     /// Its part in what fills the room, 0 to 1. What no ledger has takes its part too, so the sum may be below 1.
     pub share: f64,
     pub live: u64,
+    /// The highest level since the agent came.
+    pub peak: u64,
     /// The highest level of the last ten minutes.
     pub ceiling: u64,
     /// Growth by a run, in bytes per second.

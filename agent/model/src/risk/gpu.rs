@@ -20,6 +20,8 @@ const ASKS_SECONDS: f64 = 15.0;
 const FAILURES_SECONDS: f64 = 60.0;
 /// The largest ask of a tenant is believed for about this long.
 const NEED_SECONDS: f64 = 120.0;
+/// An ask whose size nobody knows counts as one of these.
+const LEAST_ASK: f64 = 1024.0 * MIB;
 /// Waiting for reclaim all the time makes the odds this many times as high.
 const RECLAIM_ODDS: f64 = 4.0;
 
@@ -31,8 +33,9 @@ struct Resident {
     /// Asks per second, and bytes of the largest, both of late.
     asks: f64,
     need: f64,
-    /// Failed asks per second.
+    /// Failed asks per second, and the room when the last one failed.
     failing: f64,
+    refused_at: f64,
 }
 
 impl Resident {
@@ -43,19 +46,23 @@ impl Resident {
             asks: 0.0,
             need: 0.0,
             failing: 0.0,
+            refused_at: 0.0,
         }
     }
 
-    /// Takes the holding in; gives the asks that failed since the last one.
-    fn advance(&mut self, at: f64, elapsed: f64, holding: &Holding) -> u64 {
+    /// Takes the holding in; gives the asks that failed since the last one. `room` is what was free before.
+    fn advance(&mut self, at: f64, elapsed: f64, holding: &Holding, room: f64) -> u64 {
         let since = |now: u64, before: u64| now.saturating_sub(before);
-        let failures = since(holding.failures, self.last.failures);
+        let failures = holding.refused_since(&self.last);
         let asks = since(holding.allocations, self.last.allocations);
         let size = since(holding.allocated, self.last.allocated) as f64 / asks.max(1) as f64;
         fade(&mut self.asks, elapsed, ASKS_SECONDS, (asks + failures) as f64);
         fade(&mut self.failing, elapsed, FAILURES_SECONDS, failures as f64);
+        if failures > 0 {
+            self.refused_at = room;
+        }
         // It got what it asked for, or it is gone: nothing is unmet.
-        if failures == 0 && (asks > 0 || holding.live < self.last.live / 2) {
+        if holding.live < self.last.live / 2 || (failures == 0 && asks > 0) {
             self.failing = 0.0;
         }
         self.need = (self.need * (-elapsed / NEED_SECONDS).exp()).max(size);
@@ -65,6 +72,13 @@ impl Resident {
         self.series.advance(at, holding.live as f64, high as f64, None);
         self.last = holding.clone();
         failures
+    }
+}
+
+impl Resident {
+    /// Failed asks per second that would fail again: not those for which there is room by now.
+    fn unmet(&self, free: f64) -> f64 {
+        if free > self.refused_at + 2.0 * self.need.max(LEAST_ASK) { 0.0 } else { self.failing }
     }
 }
 
@@ -93,6 +107,8 @@ pub(super) struct Gpu {
     poll: Option<Poll>,
     /// Time and sum of the ledgers at the last tick.
     last: Option<(f64, f64)>,
+    /// What was free then.
+    free: f64,
     /// Seconds of waiting for reclaim, per second.
     reclaim: f64,
     record: Record,
@@ -122,6 +138,7 @@ impl Gpu {
         total.advance(at, used, used, Some(rates));
 
         let free = (memory.used + memory.free) as f64 - used;
+        self.free = free;
         let exhausted = failures > 0;
         self.record.judge(at, exhausted);
         if at - begun < WATCH {
@@ -146,7 +163,7 @@ impl Gpu {
         let mut failures = 0;
         for (tenant, holding) in holdings {
             if let Some(resident) = self.residents.get_mut(*tenant) {
-                failures += resident.advance(at, elapsed, holding);
+                failures += resident.advance(at, elapsed, holding, self.free);
             } else if self.residents.len() < FOLLOWED {
                 self.residents.insert((*tenant).clone(), Resident::new(at, holding));
             }
@@ -180,7 +197,7 @@ impl Gpu {
         let mut risk = [0.0; HORIZONS.len()];
         let Some(total) = &self.total else { return risk };
         let room = free.max(MIB);
-        let failing: f64 = self.residents.values().map(|resident| resident.failing).sum();
+        let failing: f64 = self.residents.values().map(|resident| resident.unmet(free)).sum();
         for (horizon, risk) in risk.iter_mut().enumerate() {
             let mut sum = Spread::by(room, f64::INFINITY, |bytes| total.bursts(horizon, bytes));
             for series in self.runs().filter(|series| series.run.rate() > 0.0) {
@@ -229,6 +246,7 @@ impl Gpu {
                     tenant: tenant.clone(),
                     share: if sum > 0.0 { weight / sum } else { 0.0 },
                     live: resident.last.live,
+                    peak: resident.last.peak.max(resident.last.live),
                     ceiling: bytes(resident.series.range(longest).1),
                     rate: resident.series.run.rate(),
                     growth,

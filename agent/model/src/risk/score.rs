@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub use rule::{Rule, RuleError};
 pub use tally::{Bin, EventScore, Score};
 
-use super::{Forecast, Forecaster, HORIZONS, Moment, WARN};
+use super::{Forecast, Forecaster, HORIZONS, Holding, Moment, WARN};
 use crate::{GpuId, Tenant};
 use rule::Line;
 
@@ -32,7 +32,6 @@ pub const EARLY: usize = 30;
 #[derive(Clone, Debug)]
 struct Sighting {
     at: f64,
-    free: f64,
     exhausted: bool,
     /// Within the longest horizon, by our forecast.
     early: f64,
@@ -44,13 +43,21 @@ struct Sighting {
     failed: Vec<Tenant>,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    at: f64,
+    free: f64,
+}
+
 /// One run under every rule.
 #[derive(Debug)]
 pub struct Scorer {
     forecaster: Forecaster,
     rules: Vec<Rule>,
     lines: BTreeMap<GpuId, Vec<Line>>,
-    failures: BTreeMap<(GpuId, Tenant), u64>,
+    holdings: BTreeMap<(GpuId, Tenant), Holding>,
+    /// Free memory over time, from the first moment on: what builds up may begin before anything is forecast.
+    rooms: BTreeMap<GpuId, Vec<Room>>,
     seen: BTreeMap<GpuId, Vec<Sighting>>,
 }
 
@@ -60,7 +67,8 @@ impl Scorer {
             forecaster: Forecaster::default(),
             rules: rules.to_vec(),
             lines: BTreeMap::new(),
-            failures: BTreeMap::new(),
+            holdings: BTreeMap::new(),
+            rooms: BTreeMap::new(),
             seen: BTreeMap::new(),
         }
     }
@@ -73,6 +81,12 @@ impl Scorer {
     pub fn advance(&mut self, moment: &Moment) -> Forecast {
         let forecast = self.forecaster.advance(moment);
         let at = moment.at.as_secs_f64();
+        for gpu in &moment.gpus {
+            let Some(memory) = gpu.memory else { continue };
+            let said = forecast.gpus.iter().find(|said| said.gpu == gpu.gpu);
+            let free = said.map_or(memory.free, |said| said.headroom.free) as f64;
+            self.rooms.entry(gpu.gpu.clone()).or_default().push(Room { at, free });
+        }
         for gpu in &forecast.gpus {
             let (limit, free) = (gpu.headroom.limit as f64, gpu.headroom.free as f64);
             let lines = self
@@ -96,14 +110,13 @@ impl Scorer {
             for tenant in &moment.tenants {
                 let Some(holding) = tenant.holdings.iter().find(|of| of.gpu == gpu.gpu) else { continue };
                 let key = (gpu.gpu.clone(), tenant.tenant.clone());
-                let before = self.failures.insert(key, holding.failures).unwrap_or(holding.failures);
-                if holding.failures > before {
+                let before = self.holdings.insert(key, holding.clone());
+                if before.is_some_and(|before| holding.refused_since(&before) > 0) {
                     failed.push(tenant.tenant.clone());
                 }
             }
             self.seen.entry(gpu.gpu.clone()).or_default().push(Sighting {
                 at,
-                free,
                 exhausted: gpu.exhausted,
                 early: gpu.risk[HORIZONS.len() - 1],
                 said,
@@ -119,8 +132,9 @@ impl Scorer {
     pub fn finish(&self, drivers: &[Tenant]) -> Vec<(Rule, Score)> {
         let score = |(index, rule): (usize, &Rule)| {
             let mut score = Score::default();
-            for seen in self.seen.values() {
-                score.add(&of_gpu(seen, index, *rule, drivers));
+            for (gpu, seen) in &self.seen {
+                let rooms = self.rooms.get(gpu).map_or(&[][..], Vec::as_slice);
+                score.add(&of_gpu(seen, rooms, index, *rule, drivers));
             }
             (*rule, score)
         };
@@ -132,7 +146,7 @@ fn truth(said: bool) -> f64 {
     f64::from(u8::from(said))
 }
 
-/// Indexes of first failures.
+/// Indexes of first refusals that stayed so.
 fn events(seen: &[Sighting]) -> Vec<usize> {
     let mut events = Vec::new();
     let mut last = f64::NEG_INFINITY;
@@ -181,13 +195,14 @@ fn warnings(seen: &[Sighting], index: usize, rule: Rule) -> Vec<(usize, usize)> 
 ///
 /// It did, when over some stretch of a minute or more the room above the peaks fell by two fifths, and no ten seconds
 /// of it took half. Else it came without notice: a burst, or one request too large for the room that stood for long.
-fn built_up(seen: &[Sighting], event: usize) -> bool {
+fn built_up(rooms: &[Room], event: f64) -> bool {
+    let rooms = &rooms[..rooms.partition_point(|room| room.at < event)];
     let room_at = |at: f64| {
-        let from = seen.partition_point(|sighting| sighting.at < at - 30.0);
-        let to = seen.partition_point(|sighting| sighting.at <= at).min(event);
-        seen[from..to].iter().map(|sighting| sighting.free).reduce(f64::min)
+        let from = rooms.partition_point(|room| room.at < at - 30.0);
+        let to = rooms.partition_point(|room| room.at <= at);
+        rooms.get(from..to)?.iter().map(|room| room.free).reduce(f64::min)
     };
-    let end = seen[event].at - 1.0;
+    let end = event - 1.0;
     [60.0, 120.0, 300.0, 600.0].into_iter().any(|stretch| {
         let (Some(before), Some(after)) = (room_at(end - stretch), room_at(end)) else { return false };
         let mut steps = (0..).map(|step| end - stretch + 10.0 * f64::from(step)).take_while(|at| *at < end);
@@ -199,7 +214,7 @@ fn built_up(seen: &[Sighting], event: usize) -> bool {
     })
 }
 
-fn of_gpu(seen: &[Sighting], index: usize, rule: Rule, drivers: &[Tenant]) -> Score {
+fn of_gpu(seen: &[Sighting], rooms: &[Room], index: usize, rule: Rule, drivers: &[Tenant]) -> Score {
     let mut score = Score::default();
     let [first, .., last] = seen else { return score };
     score.gpu_seconds = last.at - first.at;
@@ -219,7 +234,7 @@ fn of_gpu(seen: &[Sighting], index: usize, rule: Rule, drivers: &[Tenant]) -> Sc
         };
         score.events.push(EventScore {
             at,
-            built_up: built_up(seen, *event),
+            built_up: built_up(rooms, at),
             lead: warning.map(|begun| at - seen[begun].at),
             late: any.map(|(begun, _)| at - seen[*begun].at),
             driver_right: right(&seen[spoke].driver, drivers),

@@ -3,37 +3,58 @@
 //!
 //! Head: 12 bytes of name, version as u32. Block: length and CRC-32 of the payload as u32, then the payload: zstd over
 //! postcard of a [`Block`]. All little-endian. A recording that breaks off loses the block that was being written.
+//!
+//! The version is that of [`Moment`] alone. What a forecaster knew is of use to its like only: it has a version of its
+//! own, and a recording whose beginning is another forecaster's is read from the first moment on.
 
 use std::io::{self, Read};
 
-use cotenant_model::risk::{Forecaster, Moment};
+use cotenant_model::risk::{Forecaster, KNOWLEDGE, Moment};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 const NAME: [u8; 12] = *b"cotenant-rec";
-/// Goes up with every change of [`Moment`] or [`Forecaster`].
-const VERSION: u32 = 1;
+/// Goes up with every change of [`Moment`].
+const VERSION: u32 = 2;
 /// Fast, and moments are much alike: more effort wins little.
 const LEVEL: i32 = 3;
 /// No block is larger, packed or not: what says so is damaged or foreign.
 const MOST: usize = 256 << 20;
 
-#[derive(Debug, Deserialize)]
-pub(crate) enum Block {
+#[derive(Debug)]
+pub enum Block {
     /// What the forecaster knew when the recording began.
     Start(Box<Forecaster>),
+    /// The same of a forecaster of another version: it begins anew.
+    OtherStart {
+        version: u32,
+    },
     Moments(Vec<Moment>),
 }
 
-/// [`Block`] as it is written.
-#[derive(Debug, Serialize)]
-pub(crate) enum Written<'a> {
+/// What a block is made from.
+#[derive(Debug)]
+pub enum Written<'a> {
     Start(&'a Forecaster),
     Moments(&'a [Moment]),
 }
 
+/// A block in the file.
+#[derive(Debug, Deserialize)]
+enum Stored {
+    Start { version: u32, knowledge: Vec<u8> },
+    Moments(Vec<Moment>),
+}
+
+/// [`Stored`] as it is written.
+#[derive(Debug, Serialize)]
+enum Storing<'a> {
+    Start { version: u32, knowledge: Vec<u8> },
+    Moments(&'a [Moment]),
+}
+
 #[derive(Debug, Error)]
-pub(crate) enum FormatError {
+pub enum FormatError {
     #[error("this is no recording: it does not begin with one's name; make one with: cotenant record FILE")]
     Foreign,
     #[error(
@@ -59,13 +80,20 @@ pub(crate) enum FormatError {
 }
 
 /// The first bytes of every recording.
-pub(crate) fn head() -> Vec<u8> {
+pub fn head() -> Vec<u8> {
     [&NAME[..], &VERSION.to_le_bytes()].concat()
 }
 
 /// A block with its length and sum.
-pub(crate) fn pack(block: &Written<'_>) -> Result<Vec<u8>, FormatError> {
-    let plain = postcard::to_stdvec(block).map_err(FormatError::Encode)?;
+pub fn pack(block: &Written<'_>) -> Result<Vec<u8>, FormatError> {
+    let storing = match block {
+        Written::Moments(moments) => Storing::Moments(moments),
+        Written::Start(forecaster) => Storing::Start {
+            version: KNOWLEDGE,
+            knowledge: postcard::to_stdvec(forecaster).map_err(FormatError::Encode)?,
+        },
+    };
+    let plain = postcard::to_stdvec(&storing).map_err(FormatError::Encode)?;
     let payload = zstd::bulk::compress(&plain, LEVEL).map_err(FormatError::Pack)?;
     let length = u32::try_from(payload.len())
         .map_err(|_| FormatError::Pack(io::Error::other("a block of 4 GiB and more")))?;
@@ -74,14 +102,14 @@ pub(crate) fn pack(block: &Written<'_>) -> Result<Vec<u8>, FormatError> {
 }
 
 /// Blocks out of a reader, one by one. Ends after the first error.
-pub(crate) struct Blocks<R> {
+pub struct Blocks<R> {
     from: R,
     ended: bool,
 }
 
 impl<R: Read> Blocks<R> {
     /// Reads the head.
-    pub(crate) fn of(mut from: R) -> Result<Self, FormatError> {
+    pub fn of(mut from: R) -> Result<Self, FormatError> {
         let mut head = [0; NAME.len() + 4];
         if fill(&mut from, &mut head)? < head.len() || head[..NAME.len()] != NAME {
             return Err(FormatError::Foreign);
@@ -118,7 +146,14 @@ impl<R: Read> Blocks<R> {
         zstd::Decoder::new(payload.as_slice())
             .and_then(|decoder| decoder.take(MOST as u64).read_to_end(&mut plain))
             .map_err(FormatError::Unpack)?;
-        postcard::from_bytes(&plain).map(Some).map_err(FormatError::Decode)
+        let block = match postcard::from_bytes(&plain).map_err(FormatError::Decode)? {
+            Stored::Moments(moments) => Block::Moments(moments),
+            Stored::Start { version: KNOWLEDGE, knowledge } => {
+                Block::Start(Box::new(postcard::from_bytes(&knowledge).map_err(FormatError::Decode)?))
+            }
+            Stored::Start { version, .. } => Block::OtherStart { version },
+        };
+        Ok(Some(block))
     }
 }
 
