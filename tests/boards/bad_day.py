@@ -13,6 +13,7 @@ KILL = "the kernel kills a process of a GPU tenant for host memory"
 XID = "the driver reports a fault"
 NVML = "NVML gives an error, runs into its deadline, or lacks a reading"
 OTLP = "agents send to an OTLP receiver, which is away for a while"
+RISK = "a GPU fills up, on a node that has been watched for longer than the demo lasts"
 GRANTS = "a node of Kubernetes, where a pod takes more than it asked for"
 SITUATIONS = {
     "CotenantAgentDegraded (warning)": "a feature is degraded or broken",
@@ -20,6 +21,8 @@ SITUATIONS = {
     "CotenantAgentLosingData (warning)": "a table of the kernel side is full",
     "CotenantAllocationFailureStorm (warning)": "more refusals than the demo's one in two seconds, at the rules' own pace",
     "CotenantGpuNearlyFull (warning)": "a GPU fills up slowly",
+    "CotenantGpuReclaimRisk (critical)": RISK,
+    "CotenantGpuReclaimRisk (warning)": RISK,
     "CotenantGpuTenantOomKilled (critical)": KILL,
     "CotenantGpuXid (critical)": XID,
     "CotenantGpuXid (warning)": XID,
@@ -38,6 +41,7 @@ SITUATIONS = {
     "Cotenant / Fleet: Waiting to be sent (C)": OTLP,
     "Cotenant / Fleet: Events lost (A)": "a table of the kernel side is full",
     "Cotenant / Fleet: Features that do not work (A)": "a feature is degraded or broken",
+    "Cotenant / Fleet: GPUs most likely to run out (A)": RISK,
     "Cotenant / Fleet: Grants that lead nowhere (A)": GRANTS,
     "Cotenant / Fleet: Grants that lead nowhere (B)": GRANTS,
     "Cotenant / Fleet: Kills for memory (A)": KILL,
@@ -46,10 +50,13 @@ SITUATIONS = {
     "Cotenant / Fleet: NVML readings missing (A)": NVML,
     "Cotenant / Fleet: Questions that failed (A)": GRANTS,
     "Cotenant / Fleet: Questions that failed (B)": GRANTS,
+    "Cotenant / Fleet: Risk within a minute, the ten GPUs with most (A)": RISK,
     "Cotenant / Fleet: Uncorrected memory errors (A)": "memory of the GPU is damaged",
     "Cotenant / Fleet: Xid faults (A)": XID,
     "Cotenant / Fleet: Xid faults (B)": XID,
+    "Cotenant / GPU: Forecasts that came true (A)": RISK,
     "Cotenant / GPU: Memory bandwidth and PCIe (B)": "PCIe sampling is turned on ([nvml] pcie = true)",
+    "Cotenant / GPU: Room below limits (A)": "a tenant has a limit, of MPS or of its cgroup",
     "Cotenant / GPU: Xid faults in this time (A)": XID,
     "Cotenant / Incident: Kills for memory (A)": KILL,
     "Cotenant / Incident: Xid faults (A)": XID,
@@ -64,8 +71,9 @@ SITUATIONS = {
     "Cotenant / Tenant: Shares granted (B)": GRANTS,
 }
 
-# What the demo has by luck: NVML is read while the batch job's 30 GiB come or go, and differs for one poll.
-BY_LUCK = {"CotenantLedgerDrift (info)"}
+# What the demo has by luck: NVML is read while the batch job's 30 GiB come or go, and differs for one poll; or the demo takes long
+# enough for a forecast.
+BY_LUCK = {"CotenantLedgerDrift (info)", *(where for where, situation in SITUATIONS.items() if situation == RISK)}
 
 STEP = 30
 GIB = 1 << 30
@@ -121,6 +129,11 @@ def hour(start, end):
     yield "cotenant_gpu_idle_holder_bytes", {**tenant, **gpu}, then(2 * GIB, 0)
     yield "cotenant_gpu_idle_holder_age_seconds", {**tenant, **gpu}, then(700)
     yield "cotenant_gpu_stale_grants", {}, then(1, 0)
+    yield "cotenant_gpu_memory_tenant_room_bytes", {**tenant, **gpu, "limit_source": "mps"}, always(GIB)
+    for horizon in ("60s", "300s"):
+        yield "cotenant_gpu_reclaim_risk_ratio", {**gpu, "horizon": horizon}, then(0.9, 0.01)
+    for outcome in ("exhausted", "not_exhausted"):
+        yield "cotenant_gpu_reclaim_risk_forecasts_total", {**gpu, "horizon": "60s", "forecast": "0.8-0.9", "outcome": outcome}, since(1)
     yield "cotenant_agent_kubelet_unread_device_ids", {}, always(0)
     for source in ("podresources", "runtime"):
         yield f"cotenant_agent_kubelet_{source}_age_seconds", {}, always(5)
