@@ -132,7 +132,7 @@ def hour(start, end):
     yield "cotenant_gpu_memory_tenant_room_bytes", {**tenant, **gpu, "limit_source": "mps"}, always(GIB)
     for horizon in ("60s", "300s"):
         yield "cotenant_gpu_reclaim_risk_ratio", {**gpu, "horizon": horizon}, then(0.9, 0.01)
-    for outcome in ("exhausted", "not_exhausted"):
+    for outcome in ("exhausted", "spared"):
         yield "cotenant_gpu_reclaim_risk_forecasts_total", {**gpu, "horizon": "60s", "forecast": "0.8-0.9", "outcome": outcome}, since(1)
     yield "cotenant_agent_kubelet_unread_device_ids", {}, always(0)
     for source in ("podresources", "runtime"):
