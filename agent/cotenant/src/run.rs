@@ -17,7 +17,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Device, NvmlConfig};
 use cotenant_host::Host;
 use cotenant_kernel::{Choices, Kernel, MapSizes, decide};
-use cotenant_model::view::Feature;
+use cotenant_model::view::{Feature, FeatureState};
 use tokio::{
     net::TcpListener,
     runtime::Runtime,
@@ -241,10 +241,17 @@ fn stopping() -> Result<impl Future<Output = ()>> {
 fn tell(features: &[Feature]) {
     for feature in features {
         let Feature { name, state, reason, lost, remedy } = feature;
-        if features::bad(*state) {
-            warn!(feature = name, state = state.as_str(), reason, lost, remedy, "feature");
-        } else {
-            info!(feature = name, state = state.as_str(), reason, "feature");
+        match state {
+            // What a host does not have is no fault of it.
+            FeatureState::Degraded | FeatureState::Broken => {
+                warn!(feature = name, state = state.as_str(), reason, lost, remedy, "feature");
+            }
+            FeatureState::Unsupported => {
+                info!(feature = name, state = state.as_str(), reason, lost, remedy, "feature");
+            }
+            FeatureState::Active | FeatureState::Disabled => {
+                info!(feature = name, state = state.as_str(), reason, "feature");
+            }
         }
     }
 }
