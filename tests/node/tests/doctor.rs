@@ -183,7 +183,7 @@ fn without_tracefs_and_the_right_to_mount_it_attribution_is_broken() -> Result<(
     ensure!(doctor.code == Some(2));
     says(&doctor, "tracefs", "broken", "not mounted")?;
     says(&doctor, "process_life", "broken", "")?;
-    says(&doctor, "oom_kills", "unsupported", "tracefs")?;
+    says(&doctor, "oom_kills", "broken", "tracefs")?;
     ensure!(agent.get("/readyz", "text/plain")?.starts_with("not ready"));
     Ok(())
 }

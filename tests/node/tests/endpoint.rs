@@ -477,7 +477,8 @@ fn heads_and_bodies_are_bounded() -> Result<()> {
     assert!(of(&many)?.contains("431"), "{}", of(&many)?);
     assert!(of("Content-Length: 1000000\r\n")?.contains("413"));
     assert!(of("Transfer-Encoding: chunked\r\n")?.contains("413"));
-    assert!(head(format!("GET /{long} HTTP/1.1\r\nHost: a\r\n\r\n"))?.contains("41"));
+    let path = head(format!("GET /{long} HTTP/1.1\r\nHost: a\r\n\r\n"))?;
+    assert!(path.contains("414") || path.contains("431"), "{path:?}");
     assert!(head("POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".into())?.contains("405"));
     Ok(())
 }
