@@ -56,6 +56,8 @@ fn c02_c06_c28_use_is_where_the_process_is_whatever_was_granted() -> Result<()> 
         is(scrape, "slotted", &y, "allocation_mismatch")
             && is(scrape, "ungranted", &x, "none")
             && is(scrape, "fractional", &x, "used")
+            // The probes know of it first; NVML's lists come with the next poll.
+            && ["slotted", "ungranted"].iter().all(|pod| !of_pod(scrape, PROCESS_BYTES, pod).is_empty())
     })?;
     let used = of_pod(&scrape, PROCESS_BYTES, "slotted");
     ensure!(used.len() == 1 && used[0].0 == y && used[0].1 > 64.0 * MIB, "{used:?}");
