@@ -67,6 +67,9 @@ def tenant(folder, take, player, said, zero):
     most = 0
     for forecast in said:
         at = zero + seconds(forecast["at"])
+        if not times or not times[0] <= at <= times[-1]:
+            # Before its first word and after its last its own account says nothing.
+            continue
         around = rows[bisect.bisect_left(times, at - SLACK) : bisect.bisect_right(times, at + SLACK)]
         gpu = next((gpu for gpu in forecast["gpus"] if gpu["gpu"] == player["gpu"]), None)
         if gpu is None or len(around) < 2:
