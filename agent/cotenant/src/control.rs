@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use cotenant_device::{Condition, Device};
+use cotenant_device::Device;
 use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
@@ -132,7 +132,7 @@ impl Release {
 
     /// Nothing of the driver's is held: the library is unloaded, and with it its handles are gone.
     fn is_done(&self) -> bool {
-        self.device.as_ref().is_none_or(|device| device.health().condition == Condition::Released)
+        self.device.as_ref().is_none_or(|device| device.is_released())
     }
 
     /// One look: what is wanted becomes the device's wish. The device gets there by itself.

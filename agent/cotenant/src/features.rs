@@ -171,7 +171,7 @@ pub(crate) fn hearing(hearing: Option<Hearing>) -> Feature {
             FeatureState::Degraded,
             "NVML has not answered yet; Xids come from the kernel's log alone".into(),
         ),
-        Some(Hearing::Released) => (FeatureState::Degraded, "NVML is let go of, on request".into()),
+        Some(Hearing::Released) => (FeatureState::Disabled, "NVML is let go of, on request".into()),
         Some(Hearing::Failed(reason @ (Absence::NotSupported | Absence::SymbolMissing))) => (
             FeatureState::Unsupported,
             format!("{}: NVML tells no events here; Xids come from the kernel's log alone", reason.as_str()),

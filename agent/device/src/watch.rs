@@ -170,7 +170,12 @@ impl Device {
         self.listener.hearing()
     }
 
-    /// Has every handle dropped and the library unloaded, so that the driver can be replaced; [`Health`] says when.
+    /// Whether nothing of the driver is held, by the polls or by whoever waits for faults.
+    pub fn is_released(&self) -> bool {
+        self.health().condition == Condition::Released && !self.listener.is_open()
+    }
+
+    /// Has every handle dropped and the library unloaded, so that the driver can be replaced; [`Device::is_released`] says when.
     pub fn ask_release(&self) {
         self.desk.board().wish = Wish::Release;
         self.desk.changed.notify_all();
