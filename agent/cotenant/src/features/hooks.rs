@@ -84,13 +84,15 @@ fn hooks(plan: &Plan, missing: &[(&'static str, String)], traced: bool) -> [Feat
     };
     let broken = |name, reason| feature(name, FeatureState::Broken, reason);
     // What only serves a traced call has nothing to do where there is none.
-    let idle = !plan.probes || failed(&["allocation_probes"]).is_some();
-    let unserved = |name| {
-        let reason = "it serves allocation_probes, which this kernel does not take".to_owned();
-        feature(name, FeatureState::Unsupported, reason)
+    let idle = if plan.probes {
+        failed(&["allocation_probes"]).map(|reason| (FeatureState::Broken, reason))
+    } else {
+        let reason = "it serves allocation_probes, for which this kernel is too old";
+        Some((FeatureState::Unsupported, reason.to_owned()))
     };
+    let unserved = |name, (state, reason): &(FeatureState, String)| feature(name, *state, reason.clone());
     let boundary = match (failed(&["boundary"]), plan.boundary) {
-        _ if idle => unserved("gpu_boundary"),
+        _ if let Some(idle) = &idle => unserved("gpu_boundary", idle),
         (Some(reason), _) => broken("gpu_boundary", reason),
         (None, _) if let Some(reason) = failed(&["uvm_kprobe"]) => feature(
             "gpu_boundary",
@@ -111,7 +113,7 @@ fn hooks(plan: &Plan, missing: &[(&'static str, String)], traced: bool) -> [Feat
         (None, boundary) => active("gpu_boundary", boundary.as_str()),
     };
     let life = match (failed(&["process_exit", "process_exec"]), plan.exit) {
-        _ if idle => unserved("process_life"),
+        _ if let Some(idle) = &idle => unserved("process_life", idle),
         (Some(reason), _) if !traced => broken("process_life", format!("{HIDDEN}: {reason}")),
         (Some(reason), _) => broken("process_life", reason),
         (None, ExitRule::Leader) => feature(
@@ -122,13 +124,13 @@ fn hooks(plan: &Plan, missing: &[(&'static str, String)], traced: bool) -> [Feat
         (None, _) => active("process_life", ""),
     };
     let unmap = match (failed(&["unmap_return"]), plan.unmap) {
-        _ if idle => unserved("vmm_unmap"),
+        _ if let Some(idle) = &idle => unserved("vmm_unmap", idle),
         (Some(reason), _) => broken("vmm_unmap", reason),
         (None, false) => feature("vmm_unmap", FeatureState::Unsupported, "no bpf_loop (Linux 5.17)".into()),
         (None, true) => active("vmm_unmap", ""),
     };
     let waits = match (failed(&["sched_switch", "sched_waking"]), plan.waits) {
-        _ if idle => unserved("waits"),
+        _ if let Some(idle) = &idle => unserved("waits", idle),
         (Some(reason), _) => broken("waits", reason),
         (None, None) => feature(
             "waits",
@@ -140,14 +142,18 @@ fn hooks(plan: &Plan, missing: &[(&'static str, String)], traced: bool) -> [Feat
             lost: "the classes of waits; an interrupt may be taken for the process that it interrupted"
                 .into(),
             ..remedied(
-                feature("waits", FeatureState::Degraded, "/proc/kallsyms shows no addresses".into()),
+                feature(
+                    "waits",
+                    FeatureState::Degraded,
+                    "/proc/kallsyms shows no addresses (needs CAP_SYSLOG, and kernel.kptr_restrict at 0 or 1)".into(),
+                ),
                 "sysctl kernel.kptr_restrict=1, and give the agent CAP_SYSLOG",
             )
         },
         (None, Some(_)) => active("waits", ""),
     };
     let mode = match (failed(&["contention_begin", "contention_end"]), plan.waits) {
-        _ if idle => unserved("lock_mode"),
+        _ if let Some(idle) = &idle => unserved("lock_mode", idle),
         (Some(reason), _) => broken("lock_mode", reason),
         (None, Some(Waits { contention: true, .. })) => active("lock_mode", ""),
         (None, _) if !traced => broken("lock_mode", HIDDEN.into()),
