@@ -76,6 +76,15 @@ pub(crate) fn recorded(plan: &Plan, probes: Result<(), Diagnosis>) -> Vec<Featur
     }
 }
 
+/// Why what serves traced calls has none to serve, if so.
+fn unserved_for(plan: &Plan, refused: Option<String>) -> Option<(FeatureState, String)> {
+    if plan.probes {
+        return refused.map(|reason| (FeatureState::Broken, reason));
+    }
+    let reason = "it serves allocation_probes, for which this kernel is too old";
+    Some((FeatureState::Unsupported, reason.to_owned()))
+}
+
 /// Without `traced`, what looks unsupported may only be hidden: tracefs was not to be read.
 fn hooks(plan: &Plan, missing: &[(&'static str, String)], traced: bool) -> [Feature; 7] {
     const HIDDEN: &str = "tracefs cannot be read (see the feature tracefs)";
@@ -84,12 +93,7 @@ fn hooks(plan: &Plan, missing: &[(&'static str, String)], traced: bool) -> [Feat
     };
     let broken = |name, reason| feature(name, FeatureState::Broken, reason);
     // What only serves a traced call has nothing to do where there is none.
-    let idle = if plan.probes {
-        failed(&["allocation_probes"]).map(|reason| (FeatureState::Broken, reason))
-    } else {
-        let reason = "it serves allocation_probes, for which this kernel is too old";
-        Some((FeatureState::Unsupported, reason.to_owned()))
-    };
+    let idle = unserved_for(plan, failed(&["allocation_probes"]));
     let unserved = |name, (state, reason): &(FeatureState, String)| feature(name, *state, reason.clone());
     let boundary = match (failed(&["boundary"]), plan.boundary) {
         _ if let Some(idle) = &idle => unserved("gpu_boundary", idle),
