@@ -129,7 +129,6 @@ mod tests {
 
     /// Four processes of one pod with 1 to 4 GiB; only the first one's kernels run.
     fn device(utilization: Result<Vec<ProcessUtilization>, Absence>) -> DeviceSample {
-        let absent = || Err(Absence::NotSupported);
         let row = |pid: u32| GpuProcess {
             pid,
             bytes: Ok(u64::from(pid) << 30),
@@ -140,27 +139,10 @@ mod tests {
         };
         let mut sample = DeviceSample::absent(Duration::ZERO, Absence::NotYet);
         sample.gpus.push(GpuSample {
-            id: GpuId::from_nvml("GPU-a"),
-            index: 0,
-            name: "test".into(),
-            pci: String::new(),
-            parent: None,
-            memory: Err(Absence::NotSupported),
             processes: Ok((1..=4).map(row).collect()),
             process_utilization: utilization,
             utilization: Ok(0.5),
-            memory_bandwidth_utilization: absent(),
-            power_watts: absent(),
-            energy_joules: absent(),
-            temperature_celsius: absent(),
-            pcie_transmit_bytes_per_second: absent(),
-            pcie_receive_bytes_per_second: absent(),
-            clocks_event_reasons: Err(Absence::NotSupported),
-            ecc_corrected: Err(Absence::NotSupported),
-            ecc_uncorrected: Err(Absence::NotSupported),
-            mig_enabled: Err(Absence::NotSupported),
-            compute_mode: Err(Absence::NotSupported),
-            read: BTreeMap::new(),
+            ..GpuSample::absent(GpuId::from_nvml("GPU-a"), 0, Absence::NotSupported)
         });
         sample
     }

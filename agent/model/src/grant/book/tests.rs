@@ -20,29 +20,11 @@ fn id(text: &str) -> GpuId {
 }
 
 fn gpu(name: &str, processes: Reading<Vec<GpuProcess>>) -> GpuView {
-    let absent = || Err(Absence::NotSupported);
     let sample = GpuSample {
-        id: id(name),
-        index: 0,
-        name: "test".into(),
-        pci: String::new(),
-        parent: None,
         memory: Ok(DeviceMemory { total: 80 * GIB, used: 0, free: 80 * GIB, reserved: None }),
         processes,
         process_utilization: Ok(Vec::new()),
-        utilization: absent(),
-        memory_bandwidth_utilization: absent(),
-        power_watts: absent(),
-        energy_joules: absent(),
-        temperature_celsius: absent(),
-        pcie_transmit_bytes_per_second: absent(),
-        pcie_receive_bytes_per_second: absent(),
-        clocks_event_reasons: Err(Absence::NotSupported),
-        ecc_corrected: Err(Absence::NotSupported),
-        ecc_uncorrected: Err(Absence::NotSupported),
-        mig_enabled: Err(Absence::NotSupported),
-        compute_mode: Err(Absence::NotSupported),
-        read: BTreeMap::new(),
+        ..GpuSample::absent(id(name), 0, Absence::NotSupported)
     };
     GpuView {
         sample,
