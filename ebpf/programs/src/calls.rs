@@ -27,6 +27,11 @@ use crate::{
     recent, reports,
 };
 
+/// A process that takes the driver's locks outside traced calls is seen only when somebody sleeps for it: for so many
+/// nanoseconds afterwards it is taken to be still there, spinning and spun for. Long rather than short: a call that is
+/// called shared for nothing adds what it took beyond its baseline, which is nothing.
+const STRANGER: u64 = 100_000_000;
+
 #[inline(always)]
 pub fn now() -> u64 {
     // SAFETY: a helper without arguments.
@@ -411,7 +416,8 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
         if code == 0 {
             let busy = duration.saturating_sub(closed.blocked).saturating_sub(closed.runnable);
             let bytes = reports::bytes_of(closed);
-            if effort(process, operation, bytes, closed.shared, busy) == 1 {
+            let shared = closed.shared | u8::from(HOST.stranger_at() + STRANGER > closed.start);
+            if effort(process, operation, bytes, shared, busy) == 1 {
                 reports::retried(process, operation, bytes, gpu);
             }
         }
