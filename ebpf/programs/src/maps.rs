@@ -102,7 +102,8 @@ pub struct Host(UnsafeCell<HostCalls>);
 // SAFETY: changed by atomic instructions only.
 unsafe impl Sync for Host {}
 
-pub static HOST: Host = Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0, stranger_at: 0, rows: [0; TABLES] }));
+pub static HOST: Host =
+    Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0, stranger_at: 0, rows: [0; TABLES] }));
 
 impl Host {
     #[inline(always)]
