@@ -9,18 +9,22 @@ import pathlib
 
 from panels import board, column, figure, graph, link, matching, query, row, states, table, variable, words
 
-NODE = variable("node", "Node", "Targets that are Cotenant agents", "label_values(cotenant_agent_build_info, instance)", many=True)
-ONE_NODE = variable("node", "Node", "The agent's target", "label_values(cotenant_agent_build_info, instance)")
-GPU = variable("gpu", "GPU", "NVML's UUID", 'label_values(hw_gpu_memory_limit_bytes{instance="$node"}, hw_id)')
-TENANT = variable("tenant", "Tenant", "As the agent writes tenants", 'label_values(cotenant_gpu_tenant_processes{instance=~"$node"}, tenant)')
-VICTIM = variable(
-    "victim", "Victim", "Who waited, failed or died", 'label_values(cotenant_gpu_tenant_processes{instance=~"$node"}, tenant)', many=True
-)
-
-ON_NODES = 'instance=~"$node"'
-ON_GPU = 'instance="$node",hw_id="$gpu"'
-OF_TENANT = 'instance=~"$node",tenant="$tenant"'
+IN_CLUSTER = 'cluster=~"$cluster"'
+ON_NODES = f'{IN_CLUSTER},instance=~"$node"'
+ON_NODE = f'{IN_CLUSTER},instance="$node"'
+ON_GPU = f'{ON_NODE},hw_id="$gpu"'
+OF_TENANT = f'{ON_NODES},tenant="$tenant"'
 DEVICE_KINDS = 'memory_kind=~"device|pool|vmm|array"'
+
+# All, where series have no such label, as in a Prometheus of one cluster.
+CLUSTER = variable("cluster", "Cluster", "Where one Prometheus has several", "label_values(cotenant_agent_build_info, cluster)", every=".*")
+AGENTS = f"label_values(cotenant_agent_build_info{{{IN_CLUSTER}}}, instance)"
+NODE = variable("node", "Node", "Targets that are Cotenant agents", AGENTS, every=".+")
+ONE_NODE = variable("node", "Node", "The agent's target", AGENTS)
+GPU = variable("gpu", "GPU", "NVML's UUID", f"label_values(hw_gpu_memory_limit_bytes{{{ON_NODE}}}, hw_id)")
+TENANTS = f"label_values(cotenant_gpu_tenant_processes{{{ON_NODES}}}, tenant)"
+TENANT = variable("tenant", "Tenant", "As the agent writes tenants", TENANTS)
+VICTIM = variable("victim", "Victim", "Who waited, failed or died", TENANTS, every=".+")
 
 CALM, WATCH, ACT = "green", "orange", "red"
 TO_GPU = link("This GPU", "gpu", node="${__data.fields.Node:percentencode}", gpu="${__data.fields.GPU:percentencode}")
@@ -40,7 +44,7 @@ def grown(by, series):
     more = f"increase({series}[$__range])"
     first = f"""(
         min_over_time({series}[$__range]) unless {series} offset $__range
-          and on (job, instance) cotenant_agent_build_info offset $__range
+          and on (cluster, job, instance) cotenant_agent_build_info offset $__range
     )"""
     return f"sum by ({by}) ({more} + {first} or {more} or {first}) > 0"
 
@@ -52,6 +56,7 @@ def rate(by, series):
 def fleet():
     """Which GPUs are at risk, and who hurts whom across nodes."""
     at_risk = f"bottomk(20, gpu:cotenant_memory_headroom_ratio:free{{{ON_NODES}}})"
+    likely = f'topk(20, max by (instance, hw_id) (cotenant_gpu_reclaim_risk_ratio{{{ON_NODES},horizon="60s"}}) > 0.05)'
     named = {"instance": "Node", "hw_id": "GPU", "tenant": "Tenant", "victim": "Victim", "culprit": "Culprit"}
     panels = [
         words(
@@ -63,34 +68,34 @@ def fleet():
             height=3,
         ),
         row("Now"),
-        figure("Nodes", "Agents that answer now.", "short", "sum(fleet:cotenant_nodes:count)"),
-        figure("GPUs", "GPUs and MIG instances whose memory can be read now. The others are not in this board's sums.", "short", "sum(fleet:cotenant_gpus:count)"),
+        figure("Nodes", "Agents that answer now.", "short", f"sum(fleet:cotenant_nodes:count{{{IN_CLUSTER}}})"),
+        figure("GPUs", "GPUs and MIG instances whose memory can be read now. The others are not in this board's sums.", "short", f"sum(fleet:cotenant_gpus:count{{{IN_CLUSTER}}})"),
         figure(
             "GPUs short of memory",
             "GPUs with less than a tenth free, of those that can be read. Full and steady is how many frameworks work; full and shrinking is the alert.",
             "short",
-            "sum(fleet:cotenant_gpus_short_of_memory:count)",
+            f"sum(fleet:cotenant_gpus_short_of_memory:count{{{IN_CLUSTER}}})",
             [(0, CALM), (1, WATCH)],
         ),
-        figure("Free memory", "Of all GPUs that can be read, by NVML.", "bytes", "sum(fleet:cotenant_memory_headroom_bytes:sum)"),
+        figure("Free memory", "Of all GPUs that can be read, by NVML.", "bytes", f"sum(fleet:cotenant_memory_headroom_bytes:sum{{{IN_CLUSTER}}})"),
         figure(
             "Incidents open",
             "Incidents that go on now, over all nodes. Each node tells them in words at /api/v1/incidents.",
             "short",
-            "sum(fleet:cotenant_incidents_open:sum)",
+            f"sum(fleet:cotenant_incidents_open:sum{{{IN_CLUSTER}}})",
             [(0, CALM), (1, WATCH)],
         ),
         figure(
             "Tenant time lost",
             "Threads that stand still in driver calls because of a neighbour, at a time, over all nodes, averaged over 5 minutes.",
             "none",
-            "sum(pair:cotenant_blame_seconds:rate5m)",
+            f"sum(pair:cotenant_blame_seconds:rate5m{{{IN_CLUSTER}}})",
         ),
         table(
             "Alerts that fire",
             "Empty when none fires, provided that this Prometheus loads the rules.",
             "short",
-            query('max by (severity, alertname, instance, hw_id, tenant, culprit, feature, xid) (ALERTS{alertname=~"Cotenant.+",alertstate="firing"})'),
+            query('max by (severity, alertname, instance, hw_id, tenant, culprit, feature, xid) (ALERTS{cluster=~"$cluster",alertname=~"Cotenant.+",alertstate="firing"})'),
             names={**named, "alertname": "Alert", "severity": "Severity", "feature": "Feature", "xid": "Xid"},
             order=("severity", "alertname", "instance", "tenant", "culprit", "hw_id"),
             hide=("Value",),
@@ -126,9 +131,9 @@ def fleet():
             "GPUs most likely to run out",
             "The agents' own forecast: the probability that an allocation finds no room within a minute, and when nothing is free if growth goes on. What it is worth: `dashboards/RISK.md`.",
             "percentunit",
-            query(f'topk(20, max by (instance, hw_id) (cotenant_gpu_reclaim_risk_ratio{{{ON_NODES},horizon="60s"}}) > 0.05)'),
-            query(f"max by (instance, hw_id) (cotenant_gpu_time_to_exhaustion_seconds{{{ON_NODES}}})"),
-            query(f"topk by (instance, hw_id) (1, sum by (instance, hw_id, tenant) (cotenant_gpu_reclaim_risk_share_ratio{{{ON_NODES}}}) > 0)"),
+            query(likely),
+            query(f"max by (instance, hw_id) (cotenant_gpu_time_to_exhaustion_seconds{{{ON_NODES}}}) and on (instance, hw_id) {likely}"),
+            query(f"topk by (instance, hw_id) (1, sum by (instance, hw_id, tenant) (cotenant_gpu_reclaim_risk_share_ratio{{{ON_NODES}}}) > 0) and on (instance, hw_id) {likely}"),
             names={**named, "Value #A": "Within a minute", "Value #B": "Nothing free in", "Value #C": "Share of the growth", "tenant": "Driven by"},
             order=("instance", "hw_id", "Value #A", "Value #B", "tenant", "Value #C"),
             overrides=[column("GPU", links=[TO_GPU]), column("Nothing free in", unit="s")],
@@ -146,7 +151,7 @@ def fleet():
             "Pairs that cost most",
             "Threads of the victim that stand still, at a time, because of the culprit, over all nodes: 100 % is one thread all the time. Measured by the scheduler, 5 minutes.",
             "percentunit",
-            query("topk(20, sum by (victim, culprit) (pair:cotenant_blame_seconds:rate5m))"),
+            query(f"topk(20, sum by (victim, culprit) (pair:cotenant_blame_seconds:rate5m{{{IN_CLUSTER}}}))"),
             names={**named, "Value": "Lost"},
             order=("victim", "culprit", "Value"),
             overrides=[column("Victim", links=[TO_VICTIM]), column("Culprit", links=[TO_CULPRIT])],
@@ -157,14 +162,14 @@ def fleet():
             "Top culprits",
             "Time that others lost because of each, in threads at a time.",
             "percentunit",
-            query("topk(5, sum by (culprit) (culprit:cotenant_blame_seconds:rate5m))", "{{culprit}}"),
+            query(f"topk(5, sum by (culprit) (culprit:cotenant_blame_seconds:rate5m{{{IN_CLUSTER}}}))", "{{culprit}}"),
             width=8,
         ),
         graph(
             "Top victims",
             "Time that each lost because of neighbours, in threads at a time.",
             "percentunit",
-            query("topk(5, sum by (victim) (victim:cotenant_blame_seconds:rate5m))", "{{victim}}"),
+            query(f"topk(5, sum by (victim) (victim:cotenant_blame_seconds:rate5m{{{IN_CLUSTER}}}))", "{{victim}}"),
             width=8,
         ),
         row("What happened in this time"),
@@ -222,45 +227,44 @@ def fleet():
             "Top tenants by memory held",
             "Over all nodes, by NVML; contexts and modules are in it.",
             "bytes",
-            query("topk(10, sum by (tenant) (tenant:cotenant_memory_process_bytes:sum))", "{{tenant}}"),
+            query(f"topk(10, sum by (tenant) (tenant:cotenant_memory_process_bytes:sum{{{IN_CLUSTER}}}))", "{{tenant}}"),
             links=[TO_TENANT_SERIES],
         ),
         graph(
             "Top tenants by churn",
             "Bytes allocated a second in the driver, over all nodes. A framework's own cache hides what it hands out again.",
             "Bps",
-            query("topk(10, sum by (tenant) (tenant:cotenant_memory_allocated_bytes:rate5m))", "{{tenant}}"),
+            query(f"topk(10, sum by (tenant) (tenant:cotenant_memory_allocated_bytes:rate5m{{{IN_CLUSTER}}}))", "{{tenant}}"),
             links=[TO_TENANT_SERIES],
         ),
         graph(
             "Top tenants by time blocked",
             "Threads blocked inside driver calls, at a time, for whatever reason: neighbours, their own locks, the device.",
             "percentunit",
-            query("topk(10, sum by (tenant) (tenant:cotenant_driver_wait_seconds:rate5m))", "{{tenant}}"),
+            query(f"topk(10, sum by (tenant) (tenant:cotenant_driver_wait_seconds:rate5m{{{IN_CLUSTER}}}))", "{{tenant}}"),
             links=[TO_TENANT_SERIES],
         ),
         graph(
             "Top tenants by failures",
             "Driver calls that returned an error, a second.",
             "cps",
-            query("topk(10, sum by (tenant) (tenant:cotenant_memory_failures:rate5m))", "{{tenant}}"),
+            query(f"topk(10, sum by (tenant) (tenant:cotenant_memory_failures:rate5m{{{IN_CLUSTER}}}))", "{{tenant}}"),
             links=[TO_TENANT_SERIES],
         ),
         row("The agents themselves"),
         table(
             "Features that do not work",
-            "Degraded and broken ones are worth a look; the reason is on that node's /status. What a host does not have is not listed.",
+            "Nodes where each is degraded or broken: which ones is in the alerts above, why on that node's /status. What a host does not have is not listed.",
             "short",
-            query(f'max by (instance, feature, state) (cotenant_agent_feature_state{{{ON_NODES},state=~"degraded|broken"}}) == 1'),
-            names={**named, "feature": "Feature", "state": "State"},
-            hide=("Value",),
+            query(f'sum by (feature, state) (fleet:cotenant_agent_features:count{{{IN_CLUSTER},state=~"degraded|broken"}}) > 0'),
+            names={"feature": "Feature", "state": "State", "Value": "Nodes"},
             width=8,
         ),
         table(
             "Events lost",
             "Events that could not be booked. Figures of the tenants concerned are too low.",
             "short",
-            query(f"sum by (instance, reason) (increase(cotenant_agent_losses_total{{{ON_NODES}}}[$__range])) > 0"),
+            query(f"topk(20, sum by (instance, reason) (increase(cotenant_agent_losses_total{{{ON_NODES}}}[$__range])) > 0)"),
             names={**named, "reason": "Why", "Value": "Events"},
             width=8,
         ),
@@ -268,9 +272,9 @@ def fleet():
             "Folded and left out",
             "Tenants past the cap that became other, shares of blame that became other, and events that found no room among the incidents.",
             "short",
-            query(f"sum by (instance) (increase(cotenant_agent_tenants_folded_total{{{ON_NODES}}}[$__range]))"),
-            query(f"sum by (instance) (increase(cotenant_agent_blame_folded_total{{{ON_NODES}}}[$__range]))"),
-            query(f"sum by (instance) (increase(cotenant_agent_events_lost_total{{{ON_NODES}}}[$__range]))"),
+            query(f"topk(20, sum by (instance) (increase(cotenant_agent_tenants_folded_total{{{ON_NODES}}}[$__range])) > 0)"),
+            query(f"topk(20, sum by (instance) (increase(cotenant_agent_blame_folded_total{{{ON_NODES}}}[$__range])) > 0)"),
+            query(f"topk(20, sum by (instance) (increase(cotenant_agent_events_lost_total{{{ON_NODES}}}[$__range])) > 0)"),
             names={**named, "Value #A": "Tenants", "Value #B": "Blame", "Value #C": "Events"},
             width=8,
         ),
@@ -293,17 +297,17 @@ def fleet():
         ),
         graph(
             "Slowest NVML calls",
-            "The 99th percentile of the agent's own NVML calls, good to a factor of two. They queue behind the driver's locks like everybody.",
+            "Over all nodes: the 99th percentile of the agent's own NVML calls, good to a factor of two. They queue behind the driver's locks like everybody.",
             "s",
-            query(f"topk(5, histogram_quantile(0.99, {rate('function, le', f'cotenant_agent_nvml_call_duration_seconds_bucket{{{ON_NODES}}}')}))", "{{function}}"),
+            query(f"topk(5, max by (function) (fleet:cotenant_agent_nvml_call_duration_seconds:p99_5m{{{IN_CLUSTER}}}))", "{{function}}"),
             width=8,
         ),
         graph(
             "NVML calls that failed",
             "Errors (not supported is one) and calls given up at their deadline, a second.",
             "cps",
-            query(rate("function", f"cotenant_agent_nvml_call_errors_total{{{ON_NODES}}}") + " > 0", "{{function}}: error"),
-            query(rate("function", f"cotenant_agent_nvml_call_timeouts_total{{{ON_NODES}}}") + " > 0", "{{function}}: deadline"),
+            query(f"sum by (function) (fleet:cotenant_agent_nvml_call_errors:rate5m{{{IN_CLUSTER}}}) > 0", "{{function}}: error"),
+            query(f"sum by (function) (fleet:cotenant_agent_nvml_call_timeouts:rate5m{{{IN_CLUSTER}}}) > 0", "{{function}}: deadline"),
             width=8,
         ),
         graph(
@@ -359,27 +363,27 @@ def fleet():
         row("What is known of Kubernetes"),
         graph(
             "Age of what is known",
-            "Of kubelet's grants and of the runtime's names. While a source does not answer, what it said last stays in force.",
+            "Of kubelet's grants and of the runtime's names, the ten oldest each. While a source does not answer, what it said last stays in force.",
             "s",
-            query(f"max by (instance) (cotenant_agent_kubelet_podresources_age_seconds{{{ON_NODES}}})", "{{instance}} grants"),
-            query(f"max by (instance) (cotenant_agent_kubelet_runtime_age_seconds{{{ON_NODES}}})", "{{instance}} names"),
+            query(f"topk(10, max by (instance) (cotenant_agent_kubelet_podresources_age_seconds{{{ON_NODES}}}))", "{{instance}} grants"),
+            query(f"topk(10, max by (instance) (cotenant_agent_kubelet_runtime_age_seconds{{{ON_NODES}}}))", "{{instance}} names"),
             low=0,
             width=8,
         ),
         graph(
             "Questions that failed",
-            "To kubelet's pod-resources socket and to the runtime's CRI socket, a second.",
+            "The ten nodes with most: to kubelet's pod-resources socket and to the runtime's CRI socket, a second.",
             "cps",
-            query(f"sum by (instance) (rate(cotenant_agent_kubelet_podresources_errors_total{{{ON_NODES}}}[$__rate_interval]))", "{{instance}} grants"),
-            query(f"sum by (instance) (rate(cotenant_agent_kubelet_runtime_errors_total{{{ON_NODES}}}[$__rate_interval]))", "{{instance}} names"),
+            query(f"topk(10, sum by (instance) (rate(cotenant_agent_kubelet_podresources_errors_total{{{ON_NODES}}}[$__rate_interval])))", "{{instance}} grants"),
+            query(f"topk(10, sum by (instance) (rate(cotenant_agent_kubelet_runtime_errors_total{{{ON_NODES}}}[$__rate_interval])))", "{{instance}} names"),
             width=8,
         ),
         graph(
             "Grants that lead nowhere",
-            "Stale: kubelet lists a pod that is gone. Unread: device ids of a plugin that is not known.",
+            "The ten nodes with most. Stale: kubelet lists a pod that is gone. Unread: device ids of a plugin that is not known.",
             "short",
-            query(f"max by (instance) (cotenant_gpu_stale_grants{{{ON_NODES}}})", "{{instance}} stale"),
-            query(f"max by (instance) (cotenant_agent_kubelet_unread_device_ids{{{ON_NODES}}})", "{{instance}} unread"),
+            query(f"topk(10, max by (instance) (cotenant_gpu_stale_grants{{{ON_NODES}}}))", "{{instance}} stale"),
+            query(f"topk(10, max by (instance) (cotenant_agent_kubelet_unread_device_ids{{{ON_NODES}}}))", "{{instance}} unread"),
             low=0,
             width=8,
         ),
@@ -410,7 +414,7 @@ def fleet():
             width=8,
         ),
     ]
-    return board("fleet", "Fleet", "Which GPUs are at risk, who hurts whom across nodes, what happened.", [NODE], panels)
+    return board("fleet", "Fleet", "Which GPUs are at risk, who hurts whom across nodes, what happened.", [CLUSTER, NODE], panels)
 
 
 def gpu():
@@ -580,14 +584,14 @@ def gpu():
             "Time blocked, by what was waited for",
             "Threads blocked inside driver calls at a time, all tenants of this node. Not by GPU: the driver's API lock is one for all.",
             "percentunit",
-            query(rate("wait_class", 'cotenant_gpu_driver_wait_seconds_total{instance="$node"}'), "{{wait_class}}"),
+            query(rate("wait_class", f"cotenant_gpu_driver_wait_seconds_total{{{ON_NODE}}}"), "{{wait_class}}"),
             stack=True,
         ),
         graph(
             "Time blocked by a neighbour",
             "Victim and culprit, in threads of the victim at a time. 5 % and more for 2 minutes is an alert.",
             "percentunit",
-            query(rate("victim, culprit", 'cotenant_gpu_blame_seconds_total{instance="$node",relation="neighbour"}'), "{{victim}} by {{culprit}}"),
+            query(rate("victim, culprit", f'cotenant_gpu_blame_seconds_total{{{ON_NODE},relation="neighbour"}}'), "{{victim}} by {{culprit}}"),
         ),
         graph(
             "Slowest calls",
@@ -595,7 +599,7 @@ def gpu():
             "s",
             query(
                 "topk(10, histogram_quantile(0.99, "
-                + rate("tenant, operation, le", 'cotenant_gpu_memory_operation_duration_seconds_bucket{instance="$node"}')
+                + rate("tenant, operation, le", f"cotenant_gpu_memory_operation_duration_seconds_bucket{{{ON_NODE}}}")
                 + "))",
                 "{{tenant}} {{operation}}",
             ),
@@ -604,7 +608,7 @@ def gpu():
             "Spinning on locks",
             "Estimate: CPU time inside driver calls beyond what such calls take alone, while somebody else was in one. Never part of the time blocked.",
             "percentunit",
-            query(rate("tenant", 'cotenant_gpu_contention_excess_seconds_total{instance="$node"}'), "{{tenant}}"),
+            query(rate("tenant", f"cotenant_gpu_contention_excess_seconds_total{{{ON_NODE}}}"), "{{tenant}}"),
         ),
         row("Work"),
         graph(
@@ -663,7 +667,7 @@ def gpu():
             names={"xid": "Xid", "Value": "Faults"},
         ),
     ]
-    return board("gpu", "GPU", "Who holds one GPU, who churns, who waits.", [ONE_NODE, GPU], panels)
+    return board("gpu", "GPU", "Who holds one GPU, who churns, who waits.", [CLUSTER, ONE_NODE, GPU], panels)
 
 
 def tenant():
@@ -676,7 +680,7 @@ def tenant():
             "Blocked by neighbours",
             "Threads that stand still at a time because of another tenant, now.",
             "percentunit",
-            'sum(rate(cotenant_gpu_blame_seconds_total{instance=~"$node",victim="$tenant",relation="neighbour"}[$__rate_interval]))',
+            f'sum(rate(cotenant_gpu_blame_seconds_total{{{ON_NODES},victim="$tenant",relation="neighbour"}}[$__rate_interval]))',
             [(0, CALM), (0.05, WATCH), (0.2, ACT)],
         ),
         figure("Failed calls", "In this time.", "short", f"sum({grown('tenant', f'cotenant_gpu_memory_failures_total{{{OF_TENANT}}}')})", [(0, CALM), (1, WATCH)]),
@@ -760,14 +764,14 @@ def tenant():
             "Time blocked, by who had it",
             "The same time by culprit: a tenant, the device, the kernel, or unknown.",
             "percentunit",
-            query(rate("culprit", 'cotenant_gpu_blame_seconds_total{instance=~"$node",victim="$tenant"}'), "{{culprit}}"),
+            query(rate("culprit", f'cotenant_gpu_blame_seconds_total{{{ON_NODES},victim="$tenant"}}'), "{{culprit}}"),
             stack=True,
         ),
         graph(
             "Whom it makes wait",
             "Threads of others that stand still because of this tenant, at a time.",
             "percentunit",
-            query(rate("victim", 'cotenant_gpu_blame_seconds_total{instance=~"$node",culprit="$tenant",relation="neighbour"}'), "{{victim}}"),
+            query(rate("victim", f'cotenant_gpu_blame_seconds_total{{{ON_NODES},culprit="$tenant",relation="neighbour"}}'), "{{victim}}"),
             stack=True,
         ),
         graph(
@@ -831,7 +835,7 @@ def tenant():
             hide=("Value",),
         ),
     ]
-    return board("tenant", "Tenant", "What one tenant holds, waits for, and does to others.", [NODE, TENANT], panels)
+    return board("tenant", "Tenant", "What one tenant holds, waits for, and does to others.", [CLUSTER, NODE, TENANT], panels)
 
 
 def incident():
@@ -937,7 +941,7 @@ def incident():
             width=8,
         ),
     ]
-    return board("incident", "Incident", "One stretch of time: who hurt whom, in which order, what broke.", [NODE, VICTIM], panels)
+    return board("incident", "Incident", "One stretch of time: who hurt whom, in which order, what broke.", [CLUSTER, NODE, VICTIM], panels)
 
 
 BOARDS = {"fleet": fleet, "gpu": gpu, "tenant": tenant, "incident": incident}

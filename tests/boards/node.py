@@ -78,8 +78,8 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(place, settings, data=None):
-    """Prometheus with these settings (text), its data in `data` or below `place`."""
+def prometheus(place, settings, data=None, patience=PATIENCE):
+    """Prometheus with these settings (text), its data in `data` or below `place`; reading many again takes patience."""
     address = f"127.0.0.1:{port()}"
     (place / "prometheus.yml").write_text(settings, encoding="utf-8")
     command = [
@@ -91,7 +91,7 @@ def prometheus(place, settings, data=None):
         "--log.level=warn",
     ]
     with running(command, place / "prometheus.log"):
-        until(lambda: ask(f"http://{address}/-/ready"), what="Prometheus")
+        until(lambda: ask(f"http://{address}/-/ready"), patience, "Prometheus")
         yield Prometheus(address)
 
 

@@ -107,6 +107,12 @@ def live(prometheus, seconds):
         print(f"  {statistics.median(took):6.2f} s (at most {max(took):.2f} s, {len(took)} seen)  group {group}")
 
 
+def of_board(title):
+    """(panel, query) of a board."""
+    (board,) = (one for one in shipped.boards() if one["title"] == title)
+    return [(panel["title"], target) for panel in board["panels"] for target in panel.get("targets", [])]
+
+
 def main():
     asked = argparse.ArgumentParser()
     asked.add_argument("--nodes", type=int, default=200)
@@ -126,21 +132,24 @@ def main():
             longest = float(prometheus.at("max(scrape_duration_seconds)", now)[0]["value"][1])
             print(f"{answering} nodes answer, the longest scrape took {longest:.2f} s")
         # The same data, with nothing scraped or evaluated beside what is asked.
-        with node.prometheus(place, "{}") as prometheus:
+        with node.prometheus(place, "{}", patience=300) as prometheus:
             print("CPU of one evaluation, nothing else going on:")
             for group in yaml.safe_load(shipped.RULES.read_text(encoding="utf-8"))["groups"]:
                 taken = [(cost(prometheus, lambda: prometheus.at(rule["expr"], now))[0], rule.get("record") or rule["alert"]) for rule in group["rules"]]
                 print(f"  {sum(one for one, _ in taken):6.2f} s  group {group['name']}, most by {max(taken)[1]} ({max(taken)[0]:.2f} s)")
             taken, points = [], asked.seconds // STEP
-            for board, title, letter, expr in shipped.panel_queries():
-                if board == played.BOARD:
-                    expr = promql.filled(expr, "", "", "", "4m", "10m")
+            for title, target in of_board(played.BOARD):
+                expr = promql.filled(target["expr"], "", "", "", "4m", "10m")
+                if target["instant"]:
+                    spent, took = cost(prometheus, lambda: prometheus.at(expr, now))
+                else:
                     spent, took = cost(prometheus, lambda: prometheus.over(expr, now - asked.seconds, now, STEP))
-                    at, _ = cost(prometheus, lambda: prometheus.at(expr, now))
-                    taken.append((took, spent, at, f"{title} ({letter})"))
-            print(f"the Fleet board's {len(taken)} queries over {asked.seconds} s in {points} steps: {sum(one for one, *_ in taken):.1f} s one after another; longest:")
-            for took, spent, at, name in sorted(taken, reverse=True)[:12]:
-                print(f"  {took:6.2f} s ({spent:.2f} s of CPU; at one moment {at:.2f})  {name}")
+                taken.append((took, spent, f"{title} ({target['refId']}{', a table or figure' if target['instant'] else ''})"))
+            took, spent = sum(one for one, *_ in taken), sum(one for _, one, _ in taken)
+            print(f"the Fleet board's {len(taken)} queries as Grafana asks them, graphs over {asked.seconds} s in {points} steps:")
+            print(f"  {took:.1f} s one after another, {spent:.1f} s of CPU; longest:")
+            for took, spent, name in sorted(taken, reverse=True)[:10]:
+                print(f"  {took:6.2f} s ({spent:.2f} s of CPU)  {name}")
 
 
 if __name__ == "__main__":

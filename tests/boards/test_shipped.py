@@ -129,7 +129,7 @@ class Boards(unittest.TestCase):
         for board in shipped.boards():
             uids.add(board["uid"])
             variables = [variable["name"] for variable in board["templating"]["list"]]
-            self.assertEqual(variables[:2], ["datasource", "node"])
+            self.assertEqual(variables[:3], ["datasource", "cluster", "node"])
             ids = [panel["id"] for panel in board["panels"]]
             self.assertEqual(len(ids), len(set(ids)))
             taken = set()
@@ -197,6 +197,30 @@ class Expressions(unittest.TestCase):
             file.flush()
             content, words = said("promtool", "check", "rules", file.name)
         self.assertTrue(content, words)
+
+    def test_no_cluster_is_taken_for_another(self):
+        for where, expr in self.every():
+            if ":" in where and "/" in where:
+                selected = re.findall(r"(?<![\w:])((?:cotenant|hw|ALERTS|[a-z_]+:cotenant)[\w:]*)(?!\s*[(\w:])(\{[^}]*\})?", re.sub(promql.LABELS, "", expr))
+                self.assertTrue(selected, where)
+                for name, labels in selected:
+                    if name != "cotenant_agent_build_info":
+                        self.assertTrue(labels.startswith('{cluster=~"$cluster"'), f"{where}: {name}{labels}")
+            for labels in re.findall(r"\b(?:on|by)\s*\(([^)]*instance[^)]*)\)", expr):
+                if "hw_id" not in labels and "job" in labels:
+                    self.assertIn("cluster", labels, where)
+        for rule in shipped.rules():
+            for labels in re.findall(r"\{([^{}]*instance=%q[^{}]*)\}", rule.get("annotations", {}).get("description", "")):
+                self.assertTrue(labels.startswith("cluster=%q,"), f"{rule['alert']}: {labels}")
+
+    def test_a_thousand_nodes_fit_on_the_fleet_board(self):
+        found = 0
+        for board, panel, letter, expr in shipped.panel_queries():
+            if board == "Cotenant / Fleet" and re.search(r"by \([^)]*instance", expr):
+                # A row or a line for each node: the worst ones only, or those in trouble.
+                self.assertRegex(expr, r"\b(?:topk|bottomk)\b|> 0|max by \(severity|xid", f"{panel} ({letter})")
+                found += 1
+        self.assertGreater(found, 8)
 
     def test_every_one_reads_only_what_there_is(self):
         known = set(shipped.series()) | {rule["record"] for rule in shipped.rules() if "record" in rule} | {"up", "ALERTS"}

@@ -115,8 +115,12 @@ fn count(metric: &Metric) -> u64 {
 /// Counters of tenants, with what a receiver makes of them: the last of cumulative points, the sum of deltas.
 fn book(totals: &mut Totals, metric: &Metric) {
     let (name, by) = match metric.name.as_str() {
-        "cotenant.gpu.memory.allocated" => ("cotenant_gpu_memory_allocated_bytes_total", "cotenant.gpu.memory.kind"),
-        "cotenant.gpu.memory.operations" => ("cotenant_gpu_memory_operations_total", "cotenant.gpu.operation"),
+        "cotenant.gpu.memory.allocated" => {
+            ("cotenant_gpu_memory_allocated_bytes_total", "cotenant.gpu.memory.kind")
+        }
+        "cotenant.gpu.memory.operations" => {
+            ("cotenant_gpu_memory_operations_total", "cotenant.gpu.operation")
+        }
         _ => return,
     };
     let Some(metric::Data::Sum(sum)) = &metric.data else { return };
@@ -143,7 +147,10 @@ fn attribute(attributes: &[KeyValue], key: &str) -> Option<String> {
 
 /// The same counters as they stand on `/metrics`.
 fn scraped(page: &Scrape) -> Totals {
-    let families = [("cotenant_gpu_memory_allocated_bytes_total", "memory_kind"), ("cotenant_gpu_memory_operations_total", "operation")];
+    let families = [
+        ("cotenant_gpu_memory_allocated_bytes_total", "memory_kind"),
+        ("cotenant_gpu_memory_operations_total", "operation"),
+    ];
     let samples = families.iter().flat_map(|(name, by)| page.of(name).map(move |sample| (sample, *by)));
     samples
         .map(|(sample, by)| {
@@ -195,14 +202,16 @@ fn watch(name: &'static str, agent: &Agent, lasts: Duration) -> Result<Stretch> 
         let asked = Instant::now();
         let text = agent.get("/metrics", "text/plain")?;
         took.push(asked.elapsed());
-        queued = queued.max(Scrape::parse(&text)?.sum("cotenant_agent_otlp_queue_bytes", &[("signal", "metrics")]));
+        queued = queued
+            .max(Scrape::parse(&text)?.sum("cotenant_agent_otlp_queue_bytes", &[("signal", "metrics")]));
         sleep(LOOK);
     }
     let cpu = (cpu_seconds(agent.pid())? - before) / begun.elapsed().as_secs_f64();
     took.sort();
     let at = |share: usize| took[(took.len() - 1) * share / 100];
     let (quickest_half, slowest_hundredth, slowest) = (at(50), at(99), at(100));
-    let stretch = Stretch { name, cpu, quickest_half, slowest_hundredth, slowest, scrapes: took.len(), queued };
+    let stretch =
+        Stretch { name, cpu, quickest_half, slowest_hundredth, slowest, scrapes: took.len(), queued };
     eprintln!("{stretch}");
     Ok(stretch)
 }
@@ -280,8 +289,15 @@ fn c112_ten_minutes_without_a_receiver() -> Result<()> {
     let there = scraped(&page);
     let here = receiver.received.totals.lock().expect("no test panics here").clone();
     eprintln!("queue empty {recovery:.1?} after the return; dropped data points: {drops:?}");
-    let bytes: f64 = there.iter().filter(|(key, _)| key[0].ends_with("allocated_bytes_total")).map(|(_, value)| value).sum();
-    eprintln!("{} counters of tenants, {bytes:.0} bytes allocated: the same on /metrics and at the receiver", there.len());
+    let bytes: f64 = there
+        .iter()
+        .filter(|(key, _)| key[0].ends_with("allocated_bytes_total"))
+        .map(|(_, value)| value)
+        .sum();
+    eprintln!(
+        "{} counters of tenants, {bytes:.0} bytes allocated: the same on /metrics and at the receiver",
+        there.len()
+    );
 
     ensure!(there.len() > 2 * TENANTS && bytes > 1e9, "the node was not busy: {there:?}");
     assert_eq!(there, here, "what the receiver has is what /metrics says");
@@ -291,7 +307,10 @@ fn c112_ten_minutes_without_a_receiver() -> Result<()> {
     ensure!(said <= came && came - said < 5_000.0, "{said} exported, {came} came");
     for stretch in [&refused, &silent] {
         ensure!(stretch.cpu < before.cpu * 1.25 + 0.01, "{stretch} against {before}");
-        ensure!(stretch.slowest_hundredth < before.slowest_hundredth * 3 + Duration::from_millis(50), "{stretch}");
+        ensure!(
+            stretch.slowest_hundredth < before.slowest_hundredth * 3 + Duration::from_millis(50),
+            "{stretch}"
+        );
         ensure!(stretch.slowest < Duration::from_secs(1), "{stretch}");
         ensure!(stretch.queued <= QUEUE_BYTES, "{stretch}");
     }
@@ -300,7 +319,11 @@ fn c112_ten_minutes_without_a_receiver() -> Result<()> {
     let full = drops.iter().any(|(reason, _)| reason == "queue_full");
     let replaced = drops.iter().any(|(reason, _)| reason == "superseded");
     ensure!(if temporality == "delta" { replaced && !full } else { full || away < 200 }, "{drops:?}");
-    eprintln!("CPU while it was away: {:.2} and {:.2} times that before", refused.cpu / before.cpu, silent.cpu / before.cpu);
+    eprintln!(
+        "CPU while it was away: {:.2} and {:.2} times that before",
+        refused.cpu / before.cpu,
+        silent.cpu / before.cpu
+    );
     world.agent.stop()?;
     Ok(())
 }
