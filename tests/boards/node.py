@@ -153,11 +153,15 @@ def artefacts():
 
 
 @contextlib.contextmanager
-def demo(place, seconds):
-    """The demo node; gives the agent's address and the process. Waits for other simulated nodes to end."""
+def demo(place, seconds, settings=""):
+    """The demo node, its agent with `settings` (TOML) beside the demo's own; gives the agent's address and the process.
+    Waits for other simulated nodes to end."""
     program = artefacts() / "cotenant-demo"
     log = place / "demo.log"
-    with running([program], log, cwd=place, env={**os.environ, "DEMO_SECONDS": str(seconds)}) as child:
+    more = place / "more.toml"
+    more.write_text(settings, encoding="utf-8")
+    environment = {**os.environ, "DEMO_SECONDS": str(seconds), "DEMO_SETTINGS": str(more)}
+    with running([program], log, cwd=place, env=environment) as child:
 
         def serves():
             if child.poll() is not None:

@@ -79,6 +79,22 @@ class Rules(unittest.TestCase):
             if rule.get("alert") == "CotenantGpuXid":
                 self.assertEqual(re.search(r'xid[!=]~"([\d|]+)"', rule["expr"])[1].split("|"), codes)
 
+    def test_what_comes_by_otlp_gets_the_labels_of_a_scrape(self):
+        page = (shipped.DASHBOARDS / "METRICS.md").read_text(encoding="utf-8")
+        attributes = {(name.replace(".", "_"), label) for label, name in re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", page, re.M)}
+        # The agent's version is on everything that it sends, as it is the resource's.
+        wanted = {(name, label) for name, label in attributes if name != label} - {("service_version", "version")}
+        made, dropped = set(), None
+        for rule in yaml.safe_load((shipped.ROOT / "deploy/otlp/relabel.yml").read_text(encoding="utf-8")):
+            if rule.get("action") == "labeldrop":
+                dropped = re.compile(rule["regex"])
+            elif len(rule["source_labels"]) == 1:
+                made.add((rule["source_labels"][0], rule["target_label"]))
+        self.assertEqual(wanted - made, set())
+        self.assertEqual({label for _, label in made - wanted}, {"job", "instance"})
+        self.assertEqual([name for name, label in wanted if not dropped.fullmatch(name)], [], "these stand twice")
+        self.assertEqual([label for _, label in attributes if dropped.fullmatch(label)], [], "these are lost")
+
     def test_alertmanager_accepts_the_example(self):
         content, words = said("amtool", "check-config", str(shipped.ALERTMANAGER))
         self.assertTrue(content, words)
