@@ -6,8 +6,10 @@ JSON files beside it; tests/boards fails when they are not what this writes.
 
 import json
 import pathlib
+import re
 
-from panels import board, column, figure, graph, link, matching, query, row, states, table, variable, words
+import panels as shapes
+from panels import board, column, figure, graph, link, matching, query, row, states, variable, words
 
 IN_CLUSTER = 'cluster=~"$cluster"'
 ON_NODES = f'{IN_CLUSTER},instance=~"$node"'
@@ -32,6 +34,30 @@ TO_TENANT = link("This tenant", "tenant", node="$__all", tenant="${__data.fields
 TO_TENANT_SERIES = link("This tenant", "tenant", node="$__all", tenant="${__field.labels.tenant:percentencode}")
 TO_VICTIM = link("This tenant", "tenant", node="$__all", tenant="${__data.fields.Victim:percentencode}")
 TO_CULPRIT = link("This tenant", "tenant", node="$__all", tenant="${__data.fields.Culprit:percentencode}")
+# A column is called the same on every board, and leads to the same place.
+TITLES = {
+    "alertname": "Alert",
+    "culprit": "Culprit",
+    "error_type": "Error",
+    "feature": "Feature",
+    "hw_driver_version": "Driver",
+    "hw_id": "GPU",
+    "hw_name": "Product",
+    "hw_parent": "Part of",
+    "instance": "Node",
+    "reading": "Figure",
+    "reason": "Why",
+    "resource": "Resource",
+    "scope": "What ran out",
+    "severity": "Severity",
+    "sharing_mode": "Mode",
+    "state": "State",
+    "tenant": "Tenant",
+    "version": "Version",
+    "victim": "Victim",
+    "xid": "Xid",
+}
+LINKS = {"GPU": TO_GPU, "Tenant": TO_TENANT, "Victim": TO_VICTIM, "Culprit": TO_CULPRIT}
 TO_INCIDENT = link("Incident", "incident", node="${__data.fields.Node:percentencode}", victim="$__all")
 
 
@@ -53,11 +79,26 @@ def rate(by, series):
     return f"sum by ({by}) (rate({series}[$__rate_interval]))"
 
 
+def table(title, description, unit, *queries, figures=(), titles=None, hide=(), overrides=(), matrix=None, **rest):
+    """Rows of labels, called by TITLES, and of `figures`, one a query; without them labels are all that is to be seen."""
+    if matrix:
+        return shapes.table(title, description, unit, *queries, matrix=matrix, overrides=overrides, **rest)
+    grouped = " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", " ".join(one["expr"] for one in queries)))
+    names = {label: called for label, called in TITLES.items() if re.search(rf"\b{label}\b", grouped)} | (titles or {})
+    links = [column(called, links=[LINKS[called]]) for called in names.values() if called in LINKS]
+    if len(figures) > 1:
+        names |= {f"Value #{chr(ord('A') + place)}": called for place, called in enumerate(figures)}
+    elif figures:
+        names["Value"] = figures[0]
+    else:
+        hide = ("Value", *hide)
+    return shapes.table(title, description, unit, *queries, names=names, hide=hide, overrides=[*links, *overrides], **rest)
+
+
 def fleet():
     """Which GPUs are at risk, and who hurts whom across nodes."""
     at_risk = f"bottomk(20, gpu:cotenant_memory_headroom_ratio:free{{{ON_NODES}}})"
     likely = f'topk(20, max by (instance, hw_id) (cotenant_gpu_reclaim_risk_ratio{{{ON_NODES},horizon="60s"}}) > 0.05)'
-    named = {"instance": "Node", "hw_id": "GPU", "tenant": "Tenant", "victim": "Victim", "culprit": "Culprit"}
     panels = [
         words(
             "What this board needs",
@@ -96,9 +137,7 @@ def fleet():
             "Empty when none fires, provided that this Prometheus loads the rules.",
             "short",
             query('max by (severity, alertname, instance, hw_id, tenant, culprit, feature, xid) (ALERTS{cluster=~"$cluster",alertname=~"Cotenant.+",alertstate="firing"})'),
-            names={**named, "alertname": "Alert", "severity": "Severity", "feature": "Feature", "xid": "Xid"},
             order=("severity", "alertname", "instance", "tenant", "culprit", "hw_id"),
-            hide=("Value",),
             overrides=[column("Node", links=[TO_INCIDENT])],
             width=24,
             height=6,
@@ -111,11 +150,10 @@ def fleet():
             query(at_risk),
             query(f"gpu:cotenant_memory_headroom_bytes:free{{{ON_NODES}}} and on (instance, hw_id) {at_risk}"),
             query(f"deriv(gpu:cotenant_memory_headroom_bytes:free{{{ON_NODES}}}[15m]) and on (instance, hw_id) {at_risk}"),
-            names={**named, "Value #A": "Free", "Value #B": "Free bytes", "Value #C": "Pace"},
+            figures=("Free", "Free bytes", "Pace"),
             order=("instance", "hw_id", "Value #A", "Value #B", "Value #C"),
             hide=("job", "cluster", "__name__"),
             overrides=[
-                column("GPU", links=[TO_GPU]),
                 column("Free", unit="percentunit", custom__cellOptions={"type": "color-text"}, thresholds={"mode": "absolute", "steps": [{"value": None, "color": ACT}, {"value": 0.02, "color": WATCH}, {"value": 0.1, "color": CALM}]}, color={"mode": "thresholds"}),
                 column("Pace", unit="Bps"),
             ],
@@ -134,9 +172,10 @@ def fleet():
             query(likely),
             query(f"max by (instance, hw_id) (cotenant_gpu_time_to_exhaustion_seconds{{{ON_NODES}}}) and on (instance, hw_id) {likely}"),
             query(f"topk by (instance, hw_id) (1, sum by (instance, hw_id, tenant) (cotenant_gpu_reclaim_risk_share_ratio{{{ON_NODES}}}) > 0) and on (instance, hw_id) {likely}"),
-            names={**named, "Value #A": "Within a minute", "Value #B": "Nothing free in", "Value #C": "Share of the growth", "tenant": "Driven by"},
+            figures=("Within a minute", "Nothing free in", "Share of the growth"),
+            titles={"tenant": "Driven by"},
             order=("instance", "hw_id", "Value #A", "Value #B", "tenant", "Value #C"),
-            overrides=[column("GPU", links=[TO_GPU]), column("Nothing free in", unit="s")],
+            overrides=[column("Nothing free in", unit="s")],
             sort="Within a minute",
         ),
         graph(
@@ -152,9 +191,8 @@ def fleet():
             "Threads of the victim that stand still, at a time, because of the culprit, over all nodes: 100 % is one thread all the time. Measured by the scheduler, 5 minutes.",
             "percentunit",
             query(f"topk(20, sum by (victim, culprit) (pair:cotenant_blame_seconds:rate5m{{{IN_CLUSTER}}}))"),
-            names={**named, "Value": "Lost"},
+            figures=("Lost",),
             order=("victim", "culprit", "Value"),
-            overrides=[column("Victim", links=[TO_VICTIM]), column("Culprit", links=[TO_CULPRIT])],
             sort="Lost",
             width=8,
         ),
@@ -178,18 +216,17 @@ def fleet():
             "Processes that the kernel killed, by tenant and by what ran out: memcg is the tenant's own limit, global is the host.",
             "short",
             query(grown("instance, tenant, scope", f"cotenant_oom_kills_total{{{ON_NODES}}}")),
-            names={**named, "scope": "What ran out", "Value": "Processes"},
-            overrides=[column("Tenant", links=[TO_TENANT]), column("Node", links=[TO_INCIDENT])],
+            figures=("Processes",),
+            overrides=[column("Node", links=[TO_INCIDENT])],
             sort="Processes",
             width=8,
         ),
         table(
             "Calls that failed",
-            "CUDA driver calls that returned an error, by tenant. A framework that frees its cache and asks again counts too.",
+            "CUDA driver calls that returned an error, by tenant, over all nodes, in whole windows of 5 minutes. A framework that frees its cache and asks again counts too.",
             "short",
-            query(f"topk(20, {grown('tenant, error_type', f'cotenant_gpu_memory_failures_total{{{ON_NODES}}}')})"),
-            names={**named, "error_type": "Error", "Value": "Calls"},
-            overrides=[column("Tenant", links=[TO_TENANT])],
+            query(f"topk(20, sum by (tenant, error_type) (sum_over_time(tenant:cotenant_memory_failures:increase5m{{{IN_CLUSTER}}}[$__range:5m])) > 0)"),
+            figures=("Calls",),
             sort="Calls",
             width=8,
         ),
@@ -208,9 +245,9 @@ def fleet():
             "short",
             query(grown("instance, hw_id, xid", f"cotenant_gpu_xid_errors_total{{{ON_NODES}}}")),
             query(f"max by (instance, hw_id, xid) (cotenant_gpu_xid_last_seen_seconds{{{ON_NODES}}}) * 1000"),
-            names={**named, "xid": "Xid", "Value #A": "In this time", "Value #B": "Last seen"},
+            figures=("In this time", "Last seen"),
             order=("instance", "hw_id", "xid", "Value #A", "Value #B"),
-            overrides=[column("Last seen", unit="dateTimeFromNow"), column("GPU", links=[TO_GPU])],
+            overrides=[column("Last seen", unit="dateTimeFromNow")],
             width=12,
         ),
         table(
@@ -218,8 +255,7 @@ def fleet():
             "ECC errors that the hardware could not correct, since the driver was loaded, by NVML.",
             "short",
             query(f'sum by (instance, hw_id) (hw_errors_total{{{ON_NODES},error_type="uncorrected"}}) > 0'),
-            names={**named, "Value": "Errors"},
-            overrides=[column("GPU", links=[TO_GPU])],
+            figures=("Errors",),
             width=12,
         ),
         row("Tenants"),
@@ -257,7 +293,7 @@ def fleet():
             "Nodes where each is degraded or broken: which ones is in the alerts above, why on that node's /status. What a host does not have is not listed.",
             "short",
             query(f'sum by (feature, state) (fleet:cotenant_agent_features:count{{{IN_CLUSTER},state=~"degraded|broken"}}) > 0'),
-            names={"feature": "Feature", "state": "State", "Value": "Nodes"},
+            figures=("Nodes",),
             width=8,
         ),
         table(
@@ -265,7 +301,7 @@ def fleet():
             "Events that could not be booked. Figures of the tenants concerned are too low.",
             "short",
             query(f"topk(20, sum by (instance, reason) (increase(cotenant_agent_losses_total{{{ON_NODES}}}[$__range])) > 0)"),
-            names={**named, "reason": "Why", "Value": "Events"},
+            figures=("Events",),
             width=8,
         ),
         table(
@@ -275,7 +311,7 @@ def fleet():
             query(f"topk(20, sum by (instance) (increase(cotenant_agent_tenants_folded_total{{{ON_NODES}}}[$__range])) > 0)"),
             query(f"topk(20, sum by (instance) (increase(cotenant_agent_blame_folded_total{{{ON_NODES}}}[$__range])) > 0)"),
             query(f"topk(20, sum by (instance) (increase(cotenant_agent_events_lost_total{{{ON_NODES}}}[$__range])) > 0)"),
-            names={**named, "Value #A": "Tenants", "Value #B": "Blame", "Value #C": "Events"},
+            figures=("Tenants", "Blame", "Events"),
             width=8,
         ),
         graph(
@@ -332,7 +368,7 @@ def fleet():
             "Fullest BPF maps",
             "Share of its entries that a map uses, highest of all nodes. A full map loses events.",
             "percentunit",
-            query(f"topk(5, max by (map) (cotenant_agent_map_entries{{{ON_NODES}}} / cotenant_agent_map_capacity{{{ON_NODES}}}))", "{{map}}"),
+            query(f"topk(5, max by (map) (fleet:cotenant_agent_map_fill_ratio:max{{{IN_CLUSTER}}}))", "{{map}}"),
             width=8,
         ),
         graph(
@@ -357,7 +393,7 @@ def fleet():
             "Agents by version.",
             "short",
             query(f"count by (version) (cotenant_agent_build_info{{{ON_NODES}}})"),
-            names={"version": "Version", "Value": "Nodes"},
+            figures=("Nodes",),
             width=8,
         ),
         row("What is known of Kubernetes"),
@@ -414,7 +450,7 @@ def fleet():
             width=8,
         ),
     ]
-    return board("fleet", "Fleet", "Which GPUs are at risk, who hurts whom across nodes, what happened.", [CLUSTER, NODE], panels)
+    return board("fleet", "Fleet", "Which GPUs are at risk, who hurts whom across nodes, what happened.", [CLUSTER, NODE], panels, refresh="1m")
 
 
 def gpu():
@@ -434,8 +470,6 @@ def gpu():
             "Of a GPU that is cut by MIG the tenants are on the instances. What this is told from is on the agent's /status.",
             "short",
             query(f"max by (sharing_mode) (cotenant_gpu_sharing_mode{{{ON_GPU}}} == 1)"),
-            names={"sharing_mode": "Mode"},
-            hide=("Value",),
             width=4,
             height=4,
         ),
@@ -445,8 +479,6 @@ def gpu():
             "Product and driver, and the whole GPU where this is a MIG instance.",
             "short",
             query(f"max by (hw_name, hw_driver_version, hw_parent) (cotenant_gpu_info{{{ON_GPU}}})"),
-            names={"hw_name": "Product", "hw_driver_version": "Driver", "hw_parent": "Part of"},
-            hide=("Value",),
             width=4,
             height=4,
         ),
@@ -484,8 +516,6 @@ def gpu():
             "The three whose allocations would find no room first, if it came to that.",
             "short",
             query(f"max by (tenant) (cotenant_gpu_reclaim_risk_victim{{{ON_GPU}}}) == 1"),
-            names={"tenant": "Tenant"},
-            hide=("Value",),
             width=8,
         ),
         graph(
@@ -656,15 +686,13 @@ def gpu():
             "Absent is not zero and not idle. Not supported is the hardware's; the others may pass.",
             "short",
             query(f"max by (reading, reason, tenant) (cotenant_gpu_reading_absent{{{ON_GPU}}})"),
-            names={"reading": "Figure", "reason": "Why", "tenant": "Tenant"},
-            hide=("Value",),
         ),
         table(
             "Xid faults in this time",
             "Faults that the driver reported for this GPU. The number is the driver's.",
             "short",
             query(grown("xid", f"cotenant_gpu_xid_errors_total{{{ON_GPU}}}")),
-            names={"xid": "Xid", "Value": "Faults"},
+            figures=("Faults",),
         ),
     ]
     return board("gpu", "GPU", "Who holds one GPU, who churns, who waits.", [CLUSTER, ONE_NODE, GPU], panels)
@@ -740,7 +768,7 @@ def tenant():
             "short",
             query(f"sum by (instance, hw_id, resource) (cotenant_gpu_grant_shares{{{OF_TENANT}}})"),
             query(f"sum by (instance, hw_id) (increase(cotenant_gpu_grant_idle_seconds_total{{{OF_TENANT}}}[$__range]))"),
-            names={"instance": "Node", "hw_id": "GPU", "resource": "Resource", "Value #A": "Shares", "Value #B": "Idle"},
+            figures=("Shares", "Idle"),
             overrides=[column("Idle", unit="s")],
         ),
         table(
@@ -749,7 +777,7 @@ def tenant():
             "short",
             query(f"sum by (instance, hw_id) (cotenant_gpu_idle_holders{{{OF_TENANT}}})"),
             query(f"max by (instance, hw_id) (cotenant_gpu_idle_holder_age_seconds{{{OF_TENANT}}})"),
-            names={"instance": "Node", "hw_id": "GPU", "Value #A": "Processes", "Value #B": "Idle for"},
+            figures=("Processes", "Idle for"),
             overrides=[column("Idle for", unit="s")],
         ),
         row("What it waits for, and on whom"),
@@ -823,7 +851,7 @@ def tenant():
             "In this time, by node and by what ran out.",
             "short",
             query(grown("instance, scope", f"cotenant_oom_kills_total{{{OF_TENANT}}}")),
-            names={"instance": "Node", "scope": "What ran out", "Value": "Processes"},
+            figures=("Processes",),
             overrides=[column("Node", links=[TO_INCIDENT])],
         ),
         table(
@@ -831,8 +859,6 @@ def tenant():
             "What is not known about this tenant. Absent is not zero and not idle.",
             "short",
             query(f"max by (instance, hw_id, reading, reason) (cotenant_gpu_reading_absent{{{OF_TENANT}}})"),
-            names={"instance": "Node", "hw_id": "GPU", "reading": "Figure", "reason": "Why"},
-            hide=("Value",),
         ),
     ]
     return board("tenant", "Tenant", "What one tenant holds, waits for, and does to others.", [CLUSTER, NODE, TENANT], panels)
@@ -927,8 +953,7 @@ def incident():
             "In this time, GPU users or not.",
             "short",
             query(grown("instance, tenant, scope", f"cotenant_oom_kills_total{{{by_victim}}}")),
-            names={"instance": "Node", "tenant": "Tenant", "scope": "What ran out", "Value": "Processes"},
-            overrides=[column("Tenant", links=[TO_TENANT])],
+            figures=("Processes",),
             width=8,
         ),
         table(
@@ -936,8 +961,7 @@ def incident():
             "In this time. A fault at the same moment as a kill is often its echo.",
             "short",
             query(grown("instance, hw_id, xid", f"cotenant_gpu_xid_errors_total{{{ON_NODES}}}")),
-            names={"instance": "Node", "hw_id": "GPU", "xid": "Xid", "Value": "Faults"},
-            overrides=[column("GPU", links=[TO_GPU])],
+            figures=("Faults",),
             width=8,
         ),
     ]

@@ -181,7 +181,7 @@ def row(title):
     return {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"w": WIDTH, "h": 1}}
 
 
-def board(name, title, description, variables, panels):
+def board(name, title, description, variables, panels, refresh="30s"):
     """Puts panels from left to right into lines, gives them ids, and makes the JSON that Grafana imports."""
     x = y = line = 0
     for number, one in enumerate(panels, start=1):
@@ -240,7 +240,7 @@ def board(name, title, description, variables, panels):
         "liveNow": False,
         "weekStart": "",
         "timezone": "browser",
-        "refresh": "30s",
+        "refresh": refresh,
         "time": {"from": "now-1h", "to": "now"},
         "timepicker": {},
         "templating": {"list": [source, *variables]},

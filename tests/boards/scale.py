@@ -133,10 +133,15 @@ def main():
             print(f"{answering} nodes answer, the longest scrape took {longest:.2f} s")
         # The same data, with nothing scraped or evaluated beside what is asked.
         with node.prometheus(place, "{}", patience=300) as prometheus:
-            print("CPU of one evaluation, nothing else going on:")
+            print("CPU of one evaluation, nothing else going on, the best of three:")
             for group in yaml.safe_load(shipped.RULES.read_text(encoding="utf-8"))["groups"]:
-                taken = [(cost(prometheus, lambda: prometheus.at(rule["expr"], now))[0], rule.get("record") or rule["alert"]) for rule in group["rules"]]
-                print(f"  {sum(one for one, _ in taken):6.2f} s  group {group['name']}, most by {max(taken)[1]} ({max(taken)[0]:.2f} s)")
+                taken = []
+                for rule in group["rules"]:
+                    # Collecting garbage of gigabytes falls to whoever asks at that moment.
+                    spent, took = (min(pair) for pair in zip(*(cost(prometheus, lambda: prometheus.at(rule["expr"], now)) for _ in range(3))))
+                    taken.append((spent, took, rule.get("record") or rule["alert"]))
+                most, took, name = max(taken)
+                print(f"  {sum(one for one, *_ in taken):6.2f} s  group {group['name']}, most by {name} ({most:.2f} s of CPU, {took:.2f} s)")
             taken, points = [], asked.seconds // STEP
             for title, target in of_board(played.BOARD):
                 expr = promql.filled(target["expr"], "", "", "", "4m", "10m")
