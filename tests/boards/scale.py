@@ -6,6 +6,7 @@ Refuses to be a test: its figures are this machine's. `python3 tests/boards/scal
 
 import argparse
 import collections
+import contextlib
 import http.server
 import pathlib
 import re
@@ -43,6 +44,11 @@ class Fleet:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def handle(self):
+                # Prometheus ends with its connections open.
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
 
             def log_message(self, *_):
                 pass
