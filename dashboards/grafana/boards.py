@@ -98,7 +98,7 @@ def table(title, description, unit, *queries, figures=(), titles=None, hide=(), 
 def fleet():
     """Which GPUs are at risk, and who hurts whom across nodes."""
     at_risk = f"bottomk(20, gpu:cotenant_memory_headroom_ratio:free{{{ON_NODES}}})"
-    likely = f'topk(20, max by (instance, hw_id) (cotenant_gpu_reclaim_risk_ratio{{{ON_NODES},horizon="60s"}}) > 0.05)'
+    likely = f"topk(20, max by (instance, hw_id) (gpu:cotenant_reclaim_risk_ratio:60s{{{ON_NODES}}}) > 0.05)"
     panels = [
         words(
             "What this board needs",
@@ -182,7 +182,7 @@ def fleet():
             "Risk within a minute, the ten GPUs with most",
             "Probability, by the agents' own forecast.",
             "percentunit",
-            query(f'topk(10, max by (instance, hw_id) (cotenant_gpu_reclaim_risk_ratio{{{ON_NODES},horizon="60s"}}))', "{{instance}} {{hw_id}}"),
+            query(f"topk(10, gpu:cotenant_reclaim_risk_ratio:60s{{{ON_NODES}}})", "{{instance}} {{hw_id}}"),
             low=0,
         ),
         row("Who hurts whom"),

@@ -158,6 +158,7 @@ def hour(start, end):
     yield "cotenant_agent_otlp_queue_bytes", signal, always(10000)
     yield "cotenant_agent_otlp_last_success_age_seconds", signal, always(120)
     # As the rules record them.
+    yield "gpu:cotenant_reclaim_risk_ratio:60s", gpu, then(0.9, 0.01)
     yield "fleet:cotenant_agent_features:count", {"feature": "waits", "state": "broken"}, then(1, 0)
     yield "gpu:cotenant_memory_headroom_bytes:free", gpu, lambda second: GIB * (10 - second / 360)
     yield "gpu:cotenant_memory_headroom_ratio:free", gpu, lambda second: (10 - second / 360) / 100
