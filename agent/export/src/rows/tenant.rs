@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cotenant_model::sample::{Confidence, GpuRef};
 use cotenant_model::view::{TenantView, View};
-use cotenant_model::{Tenant, TenantKind};
+use cotenant_model::Tenant;
 
 use super::{Labels, Sheet};
 use crate::Id;
@@ -37,7 +37,7 @@ fn one_view_each(views: &[TenantView]) -> Cow<'_, [TenantView]> {
 /// The tenant set, after what `labels` already holds.
 pub(super) fn tenant_labels(labels: Labels, tenant: &Tenant) -> Labels {
     let labels = labels.with(TENANT, &tenant.name).with(TENANT_KIND, tenant.kind.as_str());
-    if tenant.kind != TenantKind::Pod {
+    if !tenant.kind.is_kubernetes() {
         return labels;
     }
     labels
