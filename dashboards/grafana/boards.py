@@ -359,19 +359,21 @@ def fleet():
         row("What is known of Kubernetes"),
         graph(
             "Age of what is known",
-            "Of kubelet's grants and of the runtime's names. While a source does not answer, what it said last stays in force.",
+            "Of kubelet's grants, of the runtime's names and of the API server's labels. While a source does not answer, what it said last stays in force.",
             "s",
             query(f"max by (instance) (cotenant_agent_kubelet_podresources_age_seconds{{{ON_NODES}}})", "{{instance}} grants"),
             query(f"max by (instance) (cotenant_agent_kubelet_runtime_age_seconds{{{ON_NODES}}})", "{{instance}} names"),
+            query(f"max by (instance) (cotenant_agent_apiserver_age_seconds{{{ON_NODES}}})", "{{instance}} labels"),
             low=0,
             width=8,
         ),
         graph(
             "Questions that failed",
-            "To kubelet's pod-resources socket and to the runtime's CRI socket, a second.",
+            "To kubelet's pod-resources socket, to the runtime's CRI socket and to the API server, a second.",
             "cps",
             query(f"sum by (instance) (rate(cotenant_agent_kubelet_podresources_errors_total{{{ON_NODES}}}[$__rate_interval]))", "{{instance}} grants"),
             query(f"sum by (instance) (rate(cotenant_agent_kubelet_runtime_errors_total{{{ON_NODES}}}[$__rate_interval]))", "{{instance}} names"),
+            query(f"sum by (instance) (rate(cotenant_agent_apiserver_errors_total{{{ON_NODES}}}[$__rate_interval]))", "{{instance}} labels"),
             width=8,
         ),
         graph(

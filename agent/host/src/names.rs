@@ -78,6 +78,11 @@ impl HostNames {
         Self { roster: Some(watch.share()), ..self }
     }
 
+    /// Grows with what the API server tells: an identity that was unsettled may be settled since.
+    pub fn heard(&self) -> u64 {
+        self.roster.as_ref().map_or(0, |roster| roster.load().version)
+    }
+
     fn listed<T>(&self, pick: impl Fn(&Listing) -> Option<T>) -> Option<T> {
         pick(&self.listing.as_ref()?.load())
     }

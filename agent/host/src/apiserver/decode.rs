@@ -202,7 +202,7 @@ mod tests {
         let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old\nresource version"}"#;
         assert_eq!(of("ERROR", gone).unwrap(), Event::Error(410, "too old\\u{a}resource version".into()));
         assert_eq!(of("ERROR", "{}").unwrap(), Event::Error(500, String::new()));
-        assert!(of("ADDED", "[]").is_err() && event(b"{").is_err() && event(b"\xff\n").is_err());
+        assert!(of("ADDED", "7").is_err() && event(b"{").is_err() && event(b"\xff\n").is_err());
     }
 
     #[test]

@@ -192,10 +192,10 @@ impl Roster {
 
     /// `name`: what the host's own files call the pod with this UID, if they do. A claim that they contradict is none.
     pub(crate) fn team(&self, uid: &str, name: Option<&PodName>) -> Team {
-        if self.wishes.tenant_label.is_empty() {
-            return Team::NotAsked;
-        }
         match self.find(uid) {
+            // A pod that nothing else names is waited for all the same.
+            None if name.is_none() => Team::NotYet,
+            _ if self.wishes.tenant_label.is_empty() => Team::NotAsked,
             Some(pod) if name.is_none_or(|name| name.namespace == pod.namespace && name.pod == pod.name) => {
                 pod.team.clone().map_or(Team::None, Team::Known)
             }
