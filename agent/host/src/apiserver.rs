@@ -34,7 +34,7 @@ use crate::{HostError, kubelet::chain};
 const PAUSE: Duration = Duration::from_millis(500);
 const MOST_PAUSE: Duration = Duration::from_secs(30);
 /// A watch that lived this long was a good one.
-const FIRM: Duration = Duration::from_secs(5);
+const FIRM: Duration = Duration::from_secs(1);
 /// How long the server is asked to keep a watch open, and as much again at random.
 const LASTING: Duration = Duration::from_mins(5);
 /// What a server may be late in ending it.
