@@ -106,13 +106,18 @@ impl Kubernetes {
         }
         let server = &self.api_server;
         if !server.is_empty() && !server.starts_with("https://") {
-            bail!("kubernetes.api_server is {server:?}: https://HOST:PORT is wanted, as the token goes there");
+            bail!(
+                "kubernetes.api_server is {server:?}: https://HOST:PORT is wanted, as the token goes there"
+            );
         }
         let mut asked = !self.tenant_label.is_empty();
         for (name, keys) in [("labels", &self.labels), ("annotations", &self.annotations)] {
             asked |= !keys.is_empty();
             if keys.len() > MAX_KEYS {
-                bail!("kubernetes.{name} has {} keys: {MAX_KEYS} at most, each is a series of each pod", keys.len());
+                bail!(
+                    "kubernetes.{name} has {} keys: {MAX_KEYS} at most, each is a series of each pod",
+                    keys.len()
+                );
             }
             if let Some(key) = keys.iter().find(|key| !is_key(key)) {
                 bail!("kubernetes.{name} has {key:?}, which is no key such as app.kubernetes.io/name");

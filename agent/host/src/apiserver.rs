@@ -18,8 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use access::AccessError;
 use access::Access;
+pub use access::AccessError;
 use arc_swap::ArcSwap;
 use call::{CallError, Door};
 use decode::{Event, Lines};
@@ -82,8 +82,15 @@ impl PodWatch {
         let roster = Roster::new(wishes);
         let latest = Arc::new(ArcSwap::from_pointee(roster.clone()));
         let stop = Arc::new((AtomicBool::new(false), Notify::new()));
-        let watcher =
-            Watcher { access, deadline, door: None, version: None, opened: None, roster, latest: Arc::clone(&latest) };
+        let watcher = Watcher {
+            access,
+            deadline,
+            door: None,
+            version: None,
+            opened: None,
+            roster,
+            latest: Arc::clone(&latest),
+        };
         let failed = |source| HostError::Thread { what: "API watch", source };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let asked = Arc::clone(&stop);
@@ -208,7 +215,9 @@ impl Watcher {
         let mut ended = Ok(());
         for event in events {
             match event {
-                Ok(Event::Error(code, _)) if code == StatusCode::GONE.as_u16() => ended = Err(CallError::Expired),
+                Ok(Event::Error(code, _)) if code == StatusCode::GONE.as_u16() => {
+                    ended = Err(CallError::Expired)
+                }
                 Ok(Event::Error(code, words)) => {
                     let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                     ended = Err(CallError::Refused { status, words, after: None });

@@ -269,7 +269,11 @@ impl Asked<'_> {
         let name = tenant.namespace.is_some().then(|| tenant.name["pod:".len()..].to_owned());
         // The pod stays in the label set: whoever takes a team's name for it is seen to do so.
         if let Team::Known(team) = &team {
-            tenant = Tenant { namespace: tenant.namespace, pod: tenant.pod, ..Tenant::plain(TenantKind::Team, team) };
+            tenant = Tenant {
+                namespace: tenant.namespace,
+                pod: tenant.pod,
+                ..Tenant::plain(TenantKind::Team, team)
+            };
         }
         tenant.container = container_id.as_deref().and_then(|id| self.names.pod_container(&uid, id));
         Identity {

@@ -82,7 +82,8 @@ fn c05_c82_a_label_makes_a_team_and_an_outage_changes_no_label_set() -> Result<(
         Pod::new(&plain.uid, "team-a", "plain", &[("team", "")]),
     ];
     cluster.world.agent.until(|scrape| watch_is(scrape, "active"))?;
-    let _running = [trainer.hold(&cluster, 0, 64)?, claimer.hold(&cluster, 0, 64)?, plain.hold(&cluster, 0, 64)?];
+    let _running =
+        [trainer.hold(&cluster, 0, 64)?, claimer.hold(&cluster, 0, 64)?, plain.hold(&cluster, 0, 64)?];
     // The API tells later than the cgroup, as it may in a cluster.
     cluster.world.agent.until(|scrape| is(scrape, "trainer", "pod:team-a/trainer"))?;
     for (version, pod) in (11..).zip(&known) {
@@ -93,24 +94,37 @@ fn c05_c82_a_label_makes_a_team_and_an_outage_changes_no_label_set() -> Result<(
             && is(scrape, "claimer", "team:blue")
             && is(scrape, "plain", "pod:team-a/plain")
             && scrape.of(LABEL).any(|sample| sample.label("k8s_pod_name") == "trainer")
-            && tenant(scrape, "cotenant_gpu_grant_shares", "trainer").is_some_and(|(name, _)| name == "team:blue")
+            && tenant(scrape, "cotenant_gpu_grant_shares", "trainer")
+                .is_some_and(|(name, _)| name == "team:blue")
     })?;
     ensure!(tenant(&scrape, LIVE, "trainer").is_some_and(|(_, kind)| kind == "team"));
     // One team by name; whose namespace it is stays to be seen.
     ensure!(scrape.sum(LIVE, &[("tenant", "team:blue")]) == 2.0 * 64.0 * 1_048_576.0);
     ensure!(scrape.get(LIVE, &[("tenant", "team:blue"), ("k8s_namespace_name", "team-b")]).is_some());
-    let name = [("k8s_pod_name", "trainer"), ("label_source", "label"), ("label_key", "app.kubernetes.io/name")];
+    let name =
+        [("k8s_pod_name", "trainer"), ("label_source", "label"), ("label_key", "app.kubernetes.io/name")];
     ensure!(scrape.get(LABEL, &name) == Some(1.0));
-    ensure!(scrape.get(LABEL, &[("label_value", "llm\\u{202e}")]) == Some(1.0), "{:?}", scrape.of(LABEL).collect::<Vec<_>>());
+    ensure!(
+        scrape.get(LABEL, &[("label_value", "llm\\u{202e}")]) == Some(1.0),
+        "{:?}",
+        scrape.of(LABEL).collect::<Vec<_>>()
+    );
     ensure!(!scrape.text.contains("s3cret") && scrape.of(LABEL).count() == 1, "only what was asked for");
-    ensure!(watch_is(&scrape, "active") && scrape.get(AGE, &[]) == Some(0.0) && scrape.get(ERRORS, &[]) == Some(0.0));
+    ensure!(
+        watch_is(&scrape, "active")
+            && scrape.get(AGE, &[]) == Some(0.0)
+            && scrape.get(ERRORS, &[]) == Some(0.0)
+    );
     let asked = fake.asked();
     ensure!(asked.iter().all(|query| query.contains("fieldSelector=spec.nodeName%3Dgpu-1&")), "{asked:?}");
 
     let before = label_sets(&scrape, "trainer");
     ensure!(before.len() >= 5, "{before:?}");
     fake.stop();
-    let scrape = cluster.world.agent.until(|scrape| watch_is(scrape, "degraded") && scrape.get(AGE, &[]) > Some(0.5))?;
+    let scrape = cluster
+        .world
+        .agent
+        .until(|scrape| watch_is(scrape, "degraded") && scrape.get(AGE, &[]) > Some(0.5))?;
     ensure!(label_sets(&scrape, "trainer") == before, "{:?}", label_sets(&scrape, "trainer"));
     let (reason, remedy) = feature(&cluster)?;
     ensure!(reason.contains("cannot be reached") && reason.contains("keep their tenants"), "{reason}");
@@ -127,7 +141,8 @@ fn c05_c82_a_label_makes_a_team_and_an_outage_changes_no_label_set() -> Result<(
         state.refusals = vec![(504, "Timeout: Too large resource version", None)];
     });
     fake.serve().map_err(|error| anyhow!("{error}"))?;
-    let scrape = cluster.world.agent.until(|scrape| is(scrape, "late", "team:red") && watch_is(scrape, "active"))?;
+    let scrape =
+        cluster.world.agent.until(|scrape| is(scrape, "late", "team:red") && watch_is(scrape, "active"))?;
     ensure!(label_sets(&scrape, "trainer") == before, "{:?}", label_sets(&scrape, "trainer"));
     ensure!(is(&scrape, "claimer", "team:blue") && scrape.get(ERRORS, &[]) >= Some(1.0));
     Ok(())
@@ -136,7 +151,9 @@ fn c05_c82_a_label_makes_a_team_and_an_outage_changes_no_label_set() -> Result<(
 #[test]
 fn c04_c82_a_refusal_names_the_role_and_a_pod_without_other_traces_is_named_once_let_in() -> Result<()> {
     let fake = server()?;
-    fake.with(|state| state.refusing = Some((403, "pods is forbidden: User cannot list resource pods", None)));
+    fake.with(|state| {
+        state.refusing = Some((403, "pods is forbidden: User cannot list resource pods", None))
+    });
     let cluster = cluster(&fake)?;
     let uid = format!("7a1b2c3d-0001-4444-8888-{:012x}", std::process::id());
     let group = Cgroup::create(&format!("kubepods/burstable/pod{uid}/{:064x}", std::process::id()))?;
@@ -155,7 +172,8 @@ fn c04_c82_a_refusal_names_the_role_and_a_pod_without_other_traces_is_named_once
         state.pods = vec![Pod::new(&uid, "team-c", "bare", &[("team", "green")])];
         state.refusing = None;
     });
-    let scrape = cluster.world.agent.until(|scrape| watch_is(scrape, "active") && live(scrape, "team:green"))?;
+    let scrape =
+        cluster.world.agent.until(|scrape| watch_is(scrape, "active") && live(scrape, "team:green"))?;
     ensure!(tenant(&scrape, LIVE, "bare") == Some(("team:green".to_owned(), "team".to_owned())));
     ensure!(scrape.get(LIVE, &[("k8s_namespace_name", "team-c")]).is_some());
     let before = label_sets(&scrape, "bare");

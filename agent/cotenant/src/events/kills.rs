@@ -55,7 +55,9 @@ impl Witnesses {
     pub(super) fn new(host: Host, registry: Arc<Mutex<Registry>>) -> Self {
         Self {
             // As everybody else is named, without holding the registry while files are read.
-            names: registry.lock().map_or_else(|_| HostNames::new(host.clone()), |registry| registry.eyes().names),
+            names: registry
+                .lock()
+                .map_or_else(|_| HostNames::new(host.clone()), |registry| registry.eyes().names),
             host,
             registry,
             kills: Kills::default(),

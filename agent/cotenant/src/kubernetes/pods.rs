@@ -124,7 +124,9 @@ impl Told {
 fn judge(roster: &Roster) -> (FeatureState, String, String) {
     let never = roster.source.answered.is_none();
     match &roster.source.error {
-        None if never => (FeatureState::Degraded, "the API server did not answer yet".to_owned(), String::new()),
+        None if never => {
+            (FeatureState::Degraded, "the API server did not answer yet".to_owned(), String::new())
+        }
         None if roster.left_out > 0 => {
             let reason = format!("{} pods of this node were left out: there are too many", roster.left_out);
             (FeatureState::Degraded, reason, String::new())

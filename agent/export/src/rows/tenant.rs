@@ -4,15 +4,15 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use cotenant_model::Tenant;
 use cotenant_model::sample::{Confidence, GpuRef};
 use cotenant_model::view::{TenantView, View};
-use cotenant_model::Tenant;
 
 use super::{Labels, Sheet};
 use crate::Id;
 use crate::catalogue::attributes::{
-    CONFIDENCE, CONTAINER, CUDA_ERROR, HW_ID, LABEL_KEY, LABEL_SOURCE, LABEL_VALUE, LEDGER_HW_ID, LIMIT_SCOPE, LIMIT_SOURCE, MEMORY_KIND,
-    NAMESPACE, OPERATION, PART, POD, TENANT, TENANT_KIND, WAIT_CLASS,
+    CONFIDENCE, CONTAINER, CUDA_ERROR, HW_ID, LABEL_KEY, LABEL_SOURCE, LABEL_VALUE, LEDGER_HW_ID,
+    LIMIT_SCOPE, LIMIT_SOURCE, MEMORY_KIND, NAMESPACE, OPERATION, PART, POD, TENANT, TENANT_KIND, WAIT_CLASS,
 };
 use crate::guard::distinct;
 use crate::label::{clean, clean_tenant};

@@ -22,7 +22,8 @@ use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFil
 use cotenant_model::sharing::{Basis, Mode, Sharing};
 use cotenant_model::verdict::{Limit, LimitScope, LimitSource};
 use cotenant_model::view::{
-    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantNote, TenantView, View,
+    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantNote,
+    TenantView, View,
 };
 use cotenant_model::xid::XidSource;
 use cotenant_model::{

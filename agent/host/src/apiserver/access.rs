@@ -66,7 +66,8 @@ impl Access {
         };
         let wrong = || AccessError::Server { given: server.clone() };
         let uri: Uri = server.parse().map_err(|_| wrong())?;
-        if uri.scheme_str() != Some("https") || uri.host().is_none_or(str::is_empty) || uri.query().is_some() {
+        if uri.scheme_str() != Some("https") || uri.host().is_none_or(str::is_empty) || uri.query().is_some()
+        {
             return Err(wrong());
         }
         let node = if node.is_empty() {
@@ -99,7 +100,8 @@ impl Access {
     /// Who may have signed the server's certificate.
     pub(super) fn authority(&self) -> Result<rustls::RootCertStore, AccessError> {
         let path = self.credentials.join("ca.crt");
-        let certificates = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let certificates =
+            CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let certificates = match certificates {
             Ok(certificates) => certificates,
             Err(source) => return Err(AccessError::Authority { path, source }),
@@ -123,9 +125,8 @@ mod tests {
     use super::*;
 
     fn find(server: &str, node: &str, environment: &[(&str, &str)]) -> Result<Access, AccessError> {
-        let variable = |name: &str| {
-            environment.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned())
-        };
+        let variable =
+            |name: &str| environment.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
         Access::find(server, node, Path::new("/nowhere"), variable)
     }
 
@@ -141,7 +142,10 @@ mod tests {
         let six = find("", "n", &[("KUBERNETES_SERVICE_HOST", "fd00::1")]).unwrap();
         assert_eq!(six.server, "https://[fd00::1]:443");
         let given = find("https://rancher.example/k8s/clusters/c-1/", "n", &pod).unwrap();
-        assert_eq!((given.server.as_str(), given.node.as_str()), ("https://rancher.example/k8s/clusters/c-1", "n"));
+        assert_eq!(
+            (given.server.as_str(), given.node.as_str()),
+            ("https://rancher.example/k8s/clusters/c-1", "n")
+        );
     }
 
     #[test]

@@ -30,7 +30,8 @@ const MAX_RETRY_AFTER: Duration = Duration::from_mins(5);
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Only what names a pod crosses the wire; a server that cannot do that sends whole pods.
 const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+const METADATA_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
@@ -112,8 +113,11 @@ impl Door {
         http.set_nodelay(true);
         http.set_connect_timeout(Some(deadline));
         http.set_keepalive(Some(KEEPALIVE));
-        let connector =
-            HttpsConnectorBuilder::new().with_tls_config(tls).https_only().enable_http1().wrap_connector(http);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_only()
+            .enable_http1()
+            .wrap_connector(http);
         let pool = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
         Ok(Self { pool, access: access.clone(), deadline })
     }
@@ -169,7 +173,8 @@ async fn refusal(response: Response<Incoming>) -> CallError {
     if parts.status == StatusCode::GONE {
         return CallError::Expired;
     }
-    let seconds = parts.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let seconds =
+        parts.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let after = seconds.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
     let body = Limited::new(body, MAX_REFUSAL).collect().await;
     let (_, words) = body.map(|body| status(&body.to_bytes())).unwrap_or_default();

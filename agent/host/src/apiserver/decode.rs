@@ -192,7 +192,8 @@ mod tests {
 
     #[test]
     fn events_are_told_apart() {
-        let of = |kind: &str, object: &str| event(format!(r#"{{"type":"{kind}","object":{object}}}"#).as_bytes());
+        let of =
+            |kind: &str, object: &str| event(format!(r#"{{"type":"{kind}","object":{object}}}"#).as_bytes());
         let pod = format!(r#"{{"metadata":{{"uid":"{UID}","name":"a","resourceVersion":"9"}}}}"#);
         assert!(matches!(of("ADDED", &pod).unwrap(), Event::Is(pod) if pod.uid == UID));
         assert!(matches!(of("MODIFIED", &pod).unwrap(), Event::Is(_)));

@@ -181,7 +181,8 @@ impl Roster {
         if !is_hash(uid) {
             return None;
         }
-        let mut claims = self.pods.values().filter(|pod| pod.gone.is_none() && pod.hash.as_deref() == Some(uid));
+        let mut claims =
+            self.pods.values().filter(|pod| pod.gone.is_none() && pod.hash.as_deref() == Some(uid));
         claims.next().filter(|_| claims.next().is_none()).map(Arc::as_ref)
     }
 
@@ -271,8 +272,11 @@ mod tests {
         let mut roster = roster();
         let labels = [("team", "a"), ("secret", "s")];
         roster.hear_list(vec![pod(1, "p", &labels, &[("cost", "7"), ("kubectl", "{}")])]);
-        let notes: Vec<_> =
-            roster.notes("n", "p").iter().map(|note| (note.kind.as_str(), note.key.as_str(), note.value.as_str())).collect();
+        let notes: Vec<_> = roster
+            .notes("n", "p")
+            .iter()
+            .map(|note| (note.kind.as_str(), note.key.as_str(), note.value.as_str()))
+            .collect();
         assert_eq!(notes, [("label", "team", "a"), ("annotation", "cost", "7")]);
         assert_eq!(roster.team(&uid(1), None), Team::Known("a".into()));
         assert_eq!(roster.team_of("n", "p"), Some("a"));
@@ -288,7 +292,10 @@ mod tests {
         assert_eq!(roster.team(&uid(3), None), Team::NotYet);
         roster.hear_event(Event::Gone(pod(1, "p", &[], &[])));
         roster.hear_list(vec![]);
-        assert_eq!((name(&roster, &uid(1)).as_deref(), name(&roster, &uid(2)).as_deref()), (Some("n/p"), Some("n/q")));
+        assert_eq!(
+            (name(&roster, &uid(1)).as_deref(), name(&roster, &uid(2)).as_deref()),
+            (Some("n/p"), Some("n/q"))
+        );
         assert_eq!(roster.count(), 0);
     }
 

@@ -56,7 +56,9 @@ fn c04_c82_one_nodes_pods_are_listed_by_pages_then_watched() {
     let asked = fake.asked();
     assert_eq!(asked.len(), 3, "{asked:?}");
     assert!(asked.iter().all(|query| query.starts_with("/api/v1/pods?fieldSelector=spec.nodeName%3Dgpu-1&")));
-    assert!(asked[0].contains("resourceVersion=0&limit=500") && asked[1].contains("continue=a%2Bb%3D&limit=500"));
+    assert!(
+        asked[0].contains("resourceVersion=0&limit=500") && asked[1].contains("continue=a%2Bb%3D&limit=500")
+    );
     assert!(asked[2].contains("watch=true") && asked[2].contains("resourceVersion=10&"));
     fake.send("ADDED", &pod(&OTHER.replace("abd", "abe"), "r", "red").object(11));
     fake.send("DELETED", &pod(UID, "p", "blue").object(12));
@@ -85,7 +87,10 @@ fn an_outage_takes_no_name_and_a_new_server_is_listed_anew() {
     let roster = until(&watch, "new server", |roster| roster.watching && named(roster, OTHER).is_some());
     assert!(named(&roster, UID).is_some() && roster.source.error.is_none() && roster.remedy.is_empty());
     let asked = fake.asked();
-    assert!(asked[0].contains("resourceVersion=10&") && asked.last().unwrap().contains("resourceVersion=3&"), "{asked:?}");
+    assert!(
+        asked[0].contains("resourceVersion=10&") && asked.last().unwrap().contains("resourceVersion=3&"),
+        "{asked:?}"
+    );
 }
 
 #[test]
@@ -141,7 +146,8 @@ fn a_replaced_token_is_the_next_one_that_is_shown() {
     until(&watch, "watch", |roster| roster.watching);
     fake.with(|state| state.token = "two".into());
     fake.cut();
-    let roster = until(&watch, "refusal", |roster| roster.source.error.as_ref().is_some_and(|of| of.contains("401")));
+    let roster =
+        until(&watch, "refusal", |roster| roster.source.error.as_ref().is_some_and(|of| of.contains("401")));
     assert!(roster.remedy.contains("token") && named(&roster, UID).is_some());
     fake.write_token("two").unwrap();
     until(&watch, "watch", |roster| roster.watching);

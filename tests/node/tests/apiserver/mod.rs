@@ -184,7 +184,8 @@ impl Fake {
                 connections.spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     let service = hyper::service::service_fn(move |request| {
-                        let response = answer(&mut state.lock().unwrap_or_else(PoisonError::into_inner), &request);
+                        let response =
+                            answer(&mut state.lock().unwrap_or_else(PoisonError::into_inner), &request);
                         async move { Ok::<_, Infallible>(response) }
                     });
                     let http = hyper::server::conn::http1::Builder::new();
