@@ -173,7 +173,7 @@ fn c04_c82_a_refusal_names_the_role_and_a_pod_without_other_traces_is_named_once
         state.refusing = None;
     });
     let scrape =
-        cluster.world.agent.until(|scrape| watch_is(scrape, "active") && live(scrape, "team:green"))?;
+        cluster.world.agent.until(|scrape| watch_is(scrape, "active") && is(scrape, "bare", "team:green"))?;
     ensure!(tenant(&scrape, LIVE, "bare") == Some(("team:green".to_owned(), "team".to_owned())));
     ensure!(scrape.get(LIVE, &[("k8s_namespace_name", "team-c")]).is_some());
     let before = label_sets(&scrape, "bare");
@@ -198,6 +198,7 @@ fn c04_c82_a_refusal_names_the_role_and_a_pod_without_other_traces_is_named_once
     let doctor = cluster.world.node.doctor(&[], &[])?;
     let check = doctor.check("api_watch")?;
     ensure!(check["remedy"].as_str().is_some_and(|remedy| remedy.contains("api-watch.yaml")), "{check}");
-    ensure!(label_sets(&cluster.world.agent.scrape()?, "bare") == before);
+    let after = label_sets(&cluster.world.agent.scrape()?, "bare");
+    ensure!(after == before, "{after:?}, before {before:?}");
     Ok(())
 }

@@ -124,7 +124,7 @@ impl Told {
 fn judge(roster: &Roster) -> (FeatureState, String, String) {
     let never = roster.source.answered.is_none();
     match &roster.source.error {
-        None if never => {
+        None if !roster.watching => {
             (FeatureState::Degraded, "the API server did not answer yet".to_owned(), String::new())
         }
         None if roster.left_out > 0 => {
@@ -160,6 +160,9 @@ mod tests {
         assert_eq!(state(&roster), FeatureState::Degraded);
         assert!(judge(&roster).1.starts_with("403; "));
         roster.source.error = None;
+        // Listed, and the watch is not open yet.
+        assert_eq!(state(&roster), FeatureState::Degraded);
+        roster.watching = true;
         assert_eq!(state(&roster), FeatureState::Active);
         roster.left_out = 1;
         assert_eq!(state(&roster), FeatureState::Degraded);
