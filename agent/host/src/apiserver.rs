@@ -216,7 +216,7 @@ impl Watcher {
         for event in events {
             match event {
                 Ok(Event::Error(code, _)) if code == StatusCode::GONE.as_u16() => {
-                    ended = Err(CallError::Expired)
+                    ended = Err(CallError::Expired);
                 }
                 Ok(Event::Error(code, words)) => {
                     let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

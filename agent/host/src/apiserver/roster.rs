@@ -156,12 +156,12 @@ impl Roster {
         }
         let (labels, mut annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
         let label = |key: &String| Some(clean(labels.get(key)?)).filter(|value| !value.is_empty());
-        let noted = |kind, keys: &[String], of: &BTreeMap<String, String>| -> Vec<PodNote> {
+        let kept = |kind, keys: &[String], of: &BTreeMap<String, String>| -> Vec<PodNote> {
             let note = |key: &String| Some(PodNote { kind, key: clean(key), value: clean(of.get(key)?) });
             keys.iter().filter_map(note).filter(|note| !note.value.is_empty()).collect()
         };
-        let mut notes = noted(NoteKind::Label, &self.wishes.labels, &labels);
-        notes.extend(noted(NoteKind::Annotation, &self.wishes.annotations, &annotations));
+        let mut notes = kept(NoteKind::Label, &self.wishes.labels, &labels);
+        notes.extend(kept(NoteKind::Annotation, &self.wishes.annotations, &annotations));
         let team = match known {
             Some(known) => known.team.clone(),
             None => label(&self.wishes.tenant_label),
