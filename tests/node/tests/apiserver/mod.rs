@@ -43,12 +43,17 @@ impl Pod {
     /// As the server writes it down.
     pub(crate) fn object(&self, version: u64) -> String {
         let Self { uid, namespace, name, labels } = self;
-        let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key:?}:{value:?}")).collect();
+        let labels: Vec<String> =
+            labels.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
         format!(
             r#"{{"metadata":{{"uid":"{uid}","namespace":"{namespace}","name":"{name}","resourceVersion":"{version}","labels":{{{}}}}}}}"#,
             labels.join(",")
         )
     }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 /// A code, words, and how many seconds the client is to wait.
