@@ -110,6 +110,10 @@ impl Told {
         let Self::Known(roster) = self else { return };
         for view in tenants {
             if let (Some(namespace), Some(pod)) = (&view.tenant.namespace, &view.tenant.pod) {
+                // What is left of the time before the server told whose it is: one pod has its labels once.
+                if view.tenant.kind == TenantKind::Pod && roster.team_of(namespace, pod).is_some() {
+                    continue;
+                }
                 let note = |note: &cotenant_host::PodNote| TenantNote {
                     source: note.kind.as_str(),
                     key: note.key.clone(),
