@@ -311,19 +311,21 @@ def fleet():
         row("What is known of Kubernetes"),
         graph(
             "Age of what is known",
-            "Of kubelet's grants and of the runtime's names, the ten oldest each. While a source does not answer, what it said last stays in force.",
+            "Of kubelet's grants, of the runtime's names and of the API server's labels, the ten oldest each. While a source does not answer, what it said last stays in force.",
             "s",
             query(f"topk(10, max by (instance) (cotenant_agent_kubelet_podresources_age_seconds{{{ON_NODES}}}))", "{{instance}} grants"),
             query(f"topk(10, max by (instance) (cotenant_agent_kubelet_runtime_age_seconds{{{ON_NODES}}}))", "{{instance}} names"),
+            query(f"topk(10, max by (instance) (cotenant_agent_apiserver_age_seconds{{{ON_NODES}}}))", "{{instance}} labels"),
             low=0,
             width=8,
         ),
         graph(
             "Questions that failed",
-            "The ten nodes with most: to kubelet's pod-resources socket and to the runtime's CRI socket, a second.",
+            "The ten nodes with most: to kubelet's pod-resources socket, to the runtime's CRI socket and to the API server, a second.",
             "cps",
             query(f"topk(10, sum by (instance) (rate(cotenant_agent_kubelet_podresources_errors_total{{{ON_NODES}}}[$__rate_interval])))", "{{instance}} grants"),
             query(f"topk(10, sum by (instance) (rate(cotenant_agent_kubelet_runtime_errors_total{{{ON_NODES}}}[$__rate_interval])))", "{{instance}} names"),
+            query(f"topk(10, sum by (instance) (rate(cotenant_agent_apiserver_errors_total{{{ON_NODES}}}[$__rate_interval])))", "{{instance}} labels"),
             width=8,
         ),
         graph(

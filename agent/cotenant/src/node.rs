@@ -34,7 +34,7 @@ use crate::{
     discovery::chain,
     events::{Events, Tick},
     features::{self, Visible, feature, hearing},
-    kubernetes::{Kubernetes, grants_feature, sources},
+    kubernetes::{Kubernetes, Told, grants_feature, sources},
     limits::Limits,
     notify::Notify,
     paging::Account,
@@ -200,8 +200,10 @@ impl Ticker {
         if let Ok(mut registry) = self.registry.lock() {
             registry.forget(&step.retired);
         }
-        let listing = self.registry.lock().ok().and_then(|registry| registry.listing());
-        let grants = self.grants(state, listing.as_deref(), &step, &device, now);
+        let heard = self.registry.lock().map(|registry| (registry.listing(), registry.pods()));
+        let (listing, told) = heard.unwrap_or_default();
+        told.note(&mut step.tenants);
+        let grants = self.grants(state, (listing.as_deref(), &told), &step, &device, now);
         let calls = self.reader.as_ref().map(|_| kernel.processes.as_slice());
         let holders = state.idle.advance(calls, &device, &state.listed.1, now, tenants.idle_after);
         let moment = Moment::of(&step, now, device.taken);
@@ -221,6 +223,7 @@ impl Ticker {
             agent: self.agent(kernel, &device, now, state.cost, expected),
         };
         view.agent.features.push(grants_feature(self.kubernetes.enabled, listing.as_deref()));
+        view.agent.features.push(told.feature());
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
@@ -230,18 +233,24 @@ impl Ticker {
     fn grants(
         &self,
         state: &mut State,
-        listing: Option<&Listing>,
+        (listing, told): (Option<&Listing>, &Told),
         step: &Step,
         device: &DeviceSample,
         now: Duration,
     ) -> GrantsView {
         let elapsed = now.saturating_sub(state.past);
         state.past = now;
-        let Some(listing) = listing else { return GrantsView::default() };
+        let told_sources = told.source();
+        let Some(listing) = listing else {
+            return GrantsView { sources: told_sources.into_iter().collect(), ..GrantsView::default() };
+        };
         let facts = listing.facts(&self.kubernetes.resources);
         let library = device.library.as_ref().map(|_| ()).map_err(|reason| *reason);
         let grants = state.book.advance(facts, &step.tenants, &step.gpus, library, elapsed);
-        GrantsView { unread_ids: listing.unread_ids, sources: sources(listing), ..grants }
+        let sources = sources(listing).into_iter().chain(told_sources).collect();
+        let mut grants = GrantsView { unread_ids: listing.unread_ids, sources, ..grants };
+        told.name_grants(&mut grants);
+        grants
     }
 
     /// Asked only while a GPU has memory in use and NVML lists nobody, and seldom: it walks the host's descriptors.

@@ -58,7 +58,10 @@ pub(super) struct Witnesses {
 impl Witnesses {
     pub(super) fn new(host: Host, registry: Arc<Mutex<Registry>>) -> Self {
         Self {
-            names: HostNames::new(host.clone()),
+            // As everybody else is named, without holding the registry while files are read.
+            names: registry
+                .lock()
+                .map_or_else(|_| HostNames::new(host.clone()), |registry| registry.eyes().names),
             host,
             registry,
             kills: Kills::default(),
