@@ -152,7 +152,8 @@ impl Events {
             unnamed: Vec::new(),
             xids: Xids::default(),
             told_xid: None,
-            places: BTreeMap::new(),
+            // Later NVML says so too, of those that it lists.
+            places: host.gpu_addresses(),
             story,
             before: Clock::now(),
             voice,
