@@ -3,15 +3,18 @@
 //!
 //! The method, its assumptions and units are in dashboards/RISK.md.
 
+mod bend;
 mod forecast;
 mod gpu;
 mod identity;
 mod moment;
+mod peaks;
 mod record;
 mod run;
 pub mod score;
 mod series;
 mod spread;
+pub mod warning;
 
 use std::collections::BTreeMap;
 
@@ -25,7 +28,7 @@ use gpu::Gpu;
 
 /// The version of what a [`Forecaster`] remembers: goes up with every change of it, so that no recording is gone on
 /// with by another's memory.
-pub const KNOWLEDGE: u32 = 1;
+pub const KNOWLEDGE: u32 = 2;
 /// What is looked ahead, in seconds. The middle one is the one to warn by.
 pub const HORIZONS: [f64; 3] = [10.0, 60.0, 300.0];
 /// The spelling of [`HORIZONS`] as a label.

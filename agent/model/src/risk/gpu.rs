@@ -69,7 +69,7 @@ impl Resident {
         // Between two ticks the level was as high as a new peak says, or as either end.
         let high =
             if holding.peak > self.last.peak { holding.peak } else { holding.live.max(self.last.live) };
-        self.series.advance(at, holding.live as f64, high as f64, None);
+        self.series.advance(at, holding.live as f64, high as f64, None, failures > 0);
         self.last = holding.clone();
         failures
     }
@@ -135,7 +135,7 @@ impl Gpu {
 
         let rates: f64 = self.runs().map(|series| series.run.rate()).sum();
         let total = self.total.get_or_insert_with(|| Series::new(at, used));
-        total.advance(at, used, used, Some(rates));
+        total.advance(at, used, used, Some(rates), failures > 0);
 
         let free = (memory.used + memory.free) as f64 - used;
         self.free = free;
@@ -181,7 +181,7 @@ impl Gpu {
             };
             self.poll = Some(Poll { at: polled, memory, ledger: then });
             let rest = memory.used as f64 - then;
-            self.rest.get_or_insert_with(|| Series::new(at, rest)).advance(at, rest, rest, None);
+            self.rest.get_or_insert_with(|| Series::new(at, rest)).advance(at, rest, rest, None, false);
         }
         let since = self.poll.map_or(0.0, |poll| ledger - poll.ledger);
         (memory.used as f64 + since).clamp(0.0, (memory.used + memory.free) as f64)

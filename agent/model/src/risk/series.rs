@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::HORIZONS;
+use super::peaks::Peaks;
 use super::run::Run;
 
 /// A horizon is watched in this many slots.
@@ -50,8 +51,8 @@ struct Slot {
 /// What windows did that began in one phase: how many came back to their ceiling, and how far they went above it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Bursts {
-    /// Windows, by how far they went above the ceiling, and the mean of each bin.
-    counts: Vec<f32>,
+    /// Windows that went so far above the ceiling or farther, by bin, and the mean of each bin.
+    reached: Vec<f32>,
     means: Vec<f32>,
     windows: f64,
     returned: f64,
@@ -59,23 +60,30 @@ struct Bursts {
 
 impl Bursts {
     fn new() -> Self {
-        Self { counts: vec![0.0; BINS], means: vec![0.0; BINS], windows: 0.0, returned: 0.0 }
+        // One more than there are bins: nothing goes beyond the last.
+        Self { reached: vec![0.0; BINS + 1], means: vec![0.0; BINS], windows: 0.0, returned: 0.0 }
+    }
+
+    fn count(&self, bin: usize) -> f32 {
+        self.reached[bin] - self.reached[bin + 1]
     }
 
     /// A window that rose by `growth` where the ceiling was `gap` above.
     fn add(&mut self, growth: f64, gap: f64) {
-        for count in &mut self.counts {
-            *count *= FORGET;
+        for reached in &mut self.reached {
+            *reached *= FORGET;
         }
         let forget = f64::from(FORGET);
         self.windows = self.windows * forget + 1.0;
         self.returned = self.returned * forget + f64::from(u8::from(growth >= 0.9 * gap));
         let growth = growth - gap;
         let bin = bin(growth);
-        self.counts[bin] += 1.0;
+        for reached in &mut self.reached[..=bin] {
+            *reached += 1.0;
+        }
         #[allow(clippy::cast_possible_truncation, reason = "a rise in bytes, to seven digits")]
         let growth = growth as f32;
-        self.means[bin] += (growth - self.means[bin]) / self.counts[bin];
+        self.means[bin] += (growth - self.means[bin]) / self.count(bin).max(1.0);
     }
 
     /// The part of the windows that rose by more than `bytes`, with the ceiling `gap` above.
@@ -89,11 +97,11 @@ impl Bursts {
     /// same level each time must not seem to pass a wall that it always stops short of.
     fn passes(&self, bytes: f64) -> f64 {
         let first = bin(bytes);
-        let whole: f64 = self.counts[first + 1..].iter().map(|count| f64::from(*count)).sum();
+        let whole = f64::from(self.reached[first + 1]);
         let mean = f64::from(self.means[first]);
         let around = (CLOSE * mean).max(1.0);
         let part = if first == 0 { 0.0 } else { ((mean + around - bytes) / (2.0 * around)).clamp(0.0, 1.0) };
-        (whole + part * f64::from(self.counts[first])) / (CALM + self.windows)
+        (whole + part * f64::from(self.count(first))) / (CALM + self.windows)
     }
 }
 
@@ -153,9 +161,7 @@ impl Scale {
                 (slot.ceiling, slot.ceiling_at) = (high, at);
             }
         }
-        (self.floor, self.ceiling) = self.slots.iter().fold((level, level), |(floor, ceiling), slot| {
-            (floor.min(slot.floor), ceiling.max(slot.ceiling))
-        });
+        (self.floor, self.ceiling) = (self.floor.min(level), self.ceiling.max(high));
         let range = self.ceiling - self.floor;
         self.phase = if range < (32.0 * MIB).max(0.01 * self.ceiling) {
             Phase::Flat
@@ -170,6 +176,10 @@ impl Scale {
         self.learn();
         if self.slots.len() == RANGE {
             self.slots.pop_front();
+            // An old extreme may have gone with it.
+            (self.floor, self.ceiling) = self.slots.iter().fold((level, level), |(floor, ceiling), slot| {
+                (floor.min(slot.floor), ceiling.max(slot.ceiling))
+            });
         }
         let (phase, gap) = (self.phase, self.ceiling - level);
         self.slots.push_back(Slot {
@@ -206,18 +216,26 @@ impl Scale {
 pub(super) struct Series {
     pub(super) run: Run,
     pub(super) level: f64,
+    peaks: Peaks,
     scales: Vec<Scale>,
 }
 
 impl Series {
     pub(super) fn new(at: f64, level: f64) -> Self {
-        Self { run: Run::new(at, level), level, scales: HORIZONS.iter().map(|h| Scale::new(*h)).collect() }
+        Self {
+            run: Run::new(at, level),
+            level,
+            peaks: Peaks::new(level),
+            scales: HORIZONS.iter().map(|h| Scale::new(*h)).collect(),
+        }
     }
 
-    /// `high` is the most that the level may have been since the last call; `rate` overrides the run's own.
-    pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, rate: Option<f64>) {
+    /// `high` is the most that the level may have been since the last call; `rate` overrides the run's own; `refused`
+    /// says that it met the wall.
+    pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, rate: Option<f64>, refused: bool) {
         self.run.advance(at, level);
         self.level = level;
+        self.peaks.advance(at, level, high.max(level), refused);
         let rate = rate.unwrap_or_else(|| self.run.rate());
         for scale in &mut self.scales {
             scale.advance(at, level, high.max(level), rate);
@@ -225,10 +243,14 @@ impl Series {
     }
 
     /// The probability of rising by more than `bytes` within a horizon, its run aside: how often it did before, when
-    /// it stood in its range as it stands now.
+    /// it stood in its range as it stands now, and no more than its peaks come so high.
     pub(super) fn bursts(&self, horizon: usize, bytes: f64) -> f64 {
         let scale = &self.scales[horizon];
-        scale.bursts(scale.phase).exceeds(bytes, self.gap(horizon))
+        let often = scale.bursts(scale.phase).exceeds(bytes, self.gap(horizon));
+        if often < 0.01 {
+            return often;
+        }
+        often.min(self.peaks.pass(self.level, self.level + bytes, HORIZONS[horizon]))
     }
 
     /// The probability that the run alone adds more than `bytes` within a horizon to the ceiling of late.
@@ -236,7 +258,10 @@ impl Series {
     /// Below the ceiling it only comes back, which is what [`Self::bursts`] are about.
     pub(super) fn grows(&self, horizon: usize, bytes: f64) -> f64 {
         let bytes = bytes + self.gap(horizon);
-        if self.run.rate() <= 0.0 || bytes > self.most(horizon) { 0.0 } else { self.run.survives(bytes) }
+        if self.run.rate() <= 0.0 || bytes > self.most(horizon) {
+            return 0.0;
+        }
+        self.run.survives(bytes).min(self.peaks.pass(self.level, self.level + bytes, HORIZONS[horizon]))
     }
 
     /// From the level up to the ceiling of the last two horizons.
@@ -246,7 +271,7 @@ impl Series {
 
     /// What the run adds if it lasts through the horizon.
     pub(super) fn most(&self, horizon: usize) -> f64 {
-        self.run.rate() * HORIZONS[horizon]
+        self.run.within(HORIZONS[horizon])
     }
 
     /// The probability of rising by more than `bytes` within a horizon, by run or burst.
@@ -284,7 +309,7 @@ mod tests {
         let mut levels = levels.into_iter().enumerate();
         let mut series = Series::new(0.0, levels.next().map_or(0.0, |(_, level)| level));
         for (second, level) in levels {
-            series.advance(second as f64, level, level, None);
+            series.advance(second as f64, level, level, None, false);
         }
         series
     }

@@ -1,0 +1,184 @@
+//! Owns the turning points of one level: how high it came before it went down again, and how often it went higher still.
+//! Refuses to take a wall for a peak: what was stopped by a refusal would have gone on, and counts as such.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+/// Turning points in memory.
+const KEPT: usize = 32;
+const MIB: f64 = 1024.0 * 1024.0;
+/// A fall by less than this, or by less than this part of the rise before it, is no turning point.
+const FALL: f64 = 64.0 * MIB;
+const PART: f64 = 0.25;
+/// Peaks within this part of the record's rise below it are of its kind.
+const NEAR: f64 = 0.25;
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct Peak {
+    at: f64,
+    top: f64,
+    /// From the trough before it.
+    rise: f64,
+    /// By how much it was above all that were remembered then; 0 when it was not.
+    record: f64,
+}
+
+/// The last turning points of a level.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Peaks {
+    kept: VecDeque<Peak>,
+    /// Their tops, lowest first.
+    tops: Vec<f64>,
+    /// The highest that was no wall, and what goes beyond it: how often, by how many bytes.
+    record: f64,
+    beyond: (f64, f64),
+    falling: bool,
+    /// The last turning point downwards, and the extreme since the last one of either kind.
+    trough: f64,
+    extreme: f64,
+    stopped: bool,
+}
+
+impl Peaks {
+    pub(super) fn new(level: f64) -> Self {
+        Self { trough: level, extreme: level, ..Self::default() }
+    }
+
+    /// `high` is the most that the level may have been since the last call, `refused` whether it met the wall.
+    pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, refused: bool) {
+        if self.falling {
+            self.extreme = self.extreme.min(level);
+            if high > self.extreme + FALL {
+                (self.falling, self.trough, self.extreme) = (false, self.extreme, high);
+                self.stopped = false;
+            }
+        } else {
+            self.extreme = self.extreme.max(high);
+        }
+        self.stopped |= refused;
+        let rise = self.extreme - self.trough;
+        if !self.falling && level < self.extreme - FALL.max(PART * rise) {
+            self.keep(at, self.extreme, rise);
+            (self.falling, self.extreme, self.stopped) = (true, level, false);
+        }
+    }
+
+    fn keep(&mut self, at: f64, top: f64, rise: f64) {
+        let known = !self.kept.is_empty();
+        let record = if known { (top - self.record).max(0.0) } else { 0.0 };
+        let top = if self.stopped { f64::MAX } else { top };
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        self.kept.push_back(Peak { at, top, rise, record });
+        self.tops = self.kept.iter().map(|peak| peak.top).collect();
+        self.tops.sort_by(f64::total_cmp);
+        self.learn();
+    }
+
+    fn learn(&mut self) {
+        let real = || self.kept.iter().filter(|peak| peak.top < f64::MAX);
+        let Some(highest) = real().max_by(|one, two| one.top.total_cmp(&two.top)) else {
+            (self.record, self.beyond) = (f64::MAX, (1.0, 0.0));
+            return;
+        };
+        self.record = highest.top;
+        let alike = real().filter(|peak| peak.top >= highest.top - NEAR * highest.rise).count() as f64;
+        // Of unrelated peaks the next is the highest with probability 1/(n + 1), and by about a part of that. Where
+        // records come more often than that, something grows: the newer half says how often and by how much.
+        let newer = || self.kept.iter().skip(self.kept.len().div_ceil(2));
+        let records = newer().filter(|peak| peak.record > 0.0).count() as f64;
+        let by = newer().map(|peak| peak.record).sum::<f64>() / records.max(1.0);
+        let often = (records / (newer().count() as f64 + 2.0)).max(1.0 / (alike + 1.0));
+        self.beyond = (often, (highest.rise / (2.0 * (alike + 1.0))).max(by));
+    }
+
+    /// The probability that the peak under way, or any within the horizon, comes above `wall` from `level`: 1 while
+    /// nothing is known.
+    pub(super) fn pass(&self, level: f64, wall: f64, horizon: f64) -> f64 {
+        if self.kept.is_empty() || wall <= level {
+            return 1.0;
+        }
+        let (often, scale) = self.beyond;
+        let from = |than: f64| (self.tops.len() - self.tops.partition_point(|top| *top < than)) as f64;
+        let (reached, passed) = (from(level), from(wall));
+        let new = if level > self.record {
+            // A record as it is made: as far again as it is above the last one, or above what records exceed by.
+            let above = (level - self.record + scale).max(1.0);
+            above / (above + wall - level)
+        } else if wall > self.record {
+            often * scale / (scale + wall - self.record)
+        } else {
+            often
+        };
+        let one = ((passed + new) / (reached + 1.0)).min(1.0);
+        // A record is one peak, and made once.
+        if level > self.record { one } else { 1.0 - (1.0 - one).powf(self.peaks_in(horizon)) }
+    }
+
+    /// How many peaks there are in so many seconds, one at the least.
+    fn peaks_in(&self, seconds: f64) -> f64 {
+        let (Some(first), Some(last)) = (self.kept.front(), self.kept.back()) else { return 1.0 };
+        let each = (last.at - first.at) / (self.kept.len() as f64 - 1.0).max(1.0);
+        if self.kept.len() < 2 || each <= 0.0 { 1.0 } else { (seconds / each).max(1.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: f64 = 1024.0 * MIB;
+
+    fn lived(levels: impl IntoIterator<Item = f64>) -> Peaks {
+        let mut levels = levels.into_iter().enumerate();
+        let mut peaks = Peaks::new(levels.next().map_or(0.0, |(_, level)| level));
+        for (second, level) in levels {
+            peaks.advance(second as f64, level, level, false);
+        }
+        peaks
+    }
+
+    fn wave(second: u32) -> f64 {
+        (10.0 + 10.0 * (f64::from(second) * std::f64::consts::TAU / 300.0).sin()) * GIB
+    }
+
+    #[test]
+    fn a_wave_is_not_expected_far_above_its_peaks() {
+        let one = lived((0..360).map(wave)).pass(16.0 * GIB, 24.0 * GIB, 60.0);
+        let many = lived((0..3660).map(wave)).pass(16.0 * GIB, 24.0 * GIB, 60.0);
+        assert!(one < 0.3, "{one}");
+        assert!(many < 0.02, "{many}");
+        assert!(lived((0..3660).map(wave)).pass(16.0 * GIB, 19.0 * GIB, 60.0) > 0.9);
+    }
+
+    #[test]
+    fn nothing_is_known_of_what_never_fell() {
+        let leak = lived((0..600).map(|second| f64::from(second) * GIB));
+        assert!(leak.pass(600.0 * GIB, 700.0 * GIB, 60.0) > 0.99);
+    }
+
+    #[test]
+    fn what_leaves_its_peaks_behind_is_judged_by_how_far_it_left_them() {
+        let mut drifts = lived((0..3000).map(wave));
+        for second in 0..200 {
+            let level = (20.0 + 0.1 * f64::from(second)) * GIB;
+            drifts.advance(3000.0 + f64::from(second), level, level, false);
+        }
+        let pass = drifts.pass(40.0 * GIB, 50.0 * GIB, 60.0);
+        assert!((0.6..0.8).contains(&pass), "{pass}");
+    }
+
+    #[test]
+    fn a_wall_is_no_peak() {
+        let mut peaks = Peaks::new(0.0);
+        for round in 0..5 {
+            for second in 0..60 {
+                let level = f64::from(second) * GIB;
+                peaks.advance(f64::from(round * 60 + second), level, level, second == 59);
+            }
+        }
+        assert!(peaks.pass(30.0 * GIB, 58.0 * GIB, 60.0) > 0.8);
+    }
+}

@@ -1,0 +1,141 @@
+//! Owns when a forecast becomes a warning: raised at a bar, held through silence, ended by its event or by time.
+//! Refuses to know why: it sees two probabilities and whether the GPU ran out.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Tenant;
+
+/// A warning stands until its rule was silent for this long, in seconds.
+pub const HOLD: f64 = 120.0;
+
+/// What raises a warning: probabilities, and for how many seconds they must stand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bar {
+    /// Of running out within the minute.
+    pub minute: f64,
+    pub minute_for: f64,
+    /// Of running out within the longest horizon: earlier, so for longer.
+    pub longest: f64,
+    pub longest_for: f64,
+}
+
+impl Bar {
+    /// Somebody should look.
+    pub const WARNING: Self = Self { minute: 0.4, minute_for: 1.0, longest: 0.65, longest_for: 30.0 };
+    /// Somebody should act.
+    pub const CRITICAL: Self = Self { minute: 0.7, minute_for: 1.0, longest: f64::INFINITY, longest_for: 0.0 };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    Warning,
+    Critical,
+}
+
+/// A warning that stands, and what was said when it was raised.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Warning {
+    /// Seconds since the agent started.
+    pub raised: f64,
+    pub severity: Severity,
+    /// The probability of running out within the minute.
+    pub risk: f64,
+    pub driver: Option<Tenant>,
+    pub victims: Vec<Tenant>,
+    /// When it came true, if it did: it stands on until failures have stopped for a while.
+    pub came_true: Option<f64>,
+}
+
+/// What became of a warning at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Raised,
+    CameTrue,
+    /// Nothing came of it.
+    Cleared,
+    /// What came of it is over.
+    Ended,
+}
+
+/// Watches one pair of probabilities against one bar.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Watch {
+    /// Since when each stands at the bar.
+    minute: Option<f64>,
+    longest: Option<f64>,
+    /// When the warning that stands was last due.
+    standing: Option<f64>,
+    came_true: bool,
+    failed: Option<f64>,
+}
+
+impl Watch {
+    pub(super) fn advance(
+        &mut self,
+        bar: &Bar,
+        at: f64,
+        minute: f64,
+        longest: f64,
+        exhausted: bool,
+    ) -> Option<Change> {
+        if exhausted {
+            self.failed = Some(at);
+            if self.standing.is_some() && !self.came_true {
+                self.came_true = true;
+                return Some(Change::CameTrue);
+            }
+        } else if self.failed.is_some_and(|failed| at - failed > HOLD) {
+            // What was said in the aftermath is no news.
+            let ended = self.standing.is_some().then_some(Change::Ended);
+            *self = Self::default();
+            return ended;
+        }
+        self.minute = (minute >= bar.minute).then(|| self.minute.unwrap_or(at));
+        self.longest = (longest >= bar.longest).then(|| self.longest.unwrap_or(at));
+        let due = |since: Option<f64>, wanted: f64| since.is_some_and(|since| at - since >= wanted);
+        match self.standing {
+            Some(_) if self.minute.is_some() || self.longest.is_some() => self.standing = Some(at),
+            Some(last) if at - last > HOLD => {
+                self.standing = None;
+                let came_true = std::mem::take(&mut self.came_true);
+                return Some(if came_true { Change::Ended } else { Change::Cleared });
+            }
+            None if due(self.minute, bar.minute_for) || due(self.longest, bar.longest_for) => {
+                self.standing = Some(at);
+                return Some(Change::Raised);
+            }
+            _ => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changes(said: &[(f64, f64, bool)]) -> Vec<(f64, Change)> {
+        let mut watch = Watch::default();
+        said.iter()
+            .filter_map(|(at, minute, exhausted)| {
+                watch.advance(&Bar::WARNING, *at, *minute, 0.0, *exhausted).map(|change| (*at, change))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_warning_comes_true_and_ends_when_failures_have_stopped() {
+        let said =
+            [(0.0, 0.5, false), (1.0, 0.5, false), (60.0, 0.9, true), (90.0, 0.9, true), (211.0, 0.9, false)];
+        let came = [(1.0, Change::Raised), (60.0, Change::CameTrue), (211.0, Change::Ended)];
+        assert_eq!(changes(&said), came);
+    }
+
+    #[test]
+    fn one_moment_is_no_warning_and_silence_clears_one() {
+        assert_eq!(changes(&[(0.0, 0.9, false), (1.0, 0.1, false), (2.0, 0.9, false)]), []);
+        let said = [(0.0, 0.5, false), (1.0, 0.5, false), (100.0, 0.1, false), (122.0, 0.1, false)];
+        assert_eq!(changes(&said), [(1.0, Change::Raised), (122.0, Change::Cleared)]);
+    }
+}
