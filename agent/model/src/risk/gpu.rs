@@ -11,6 +11,7 @@ use super::moment::{GpuMemory, Holding};
 use super::record::Record;
 use super::series::Series;
 use super::spread::Spread;
+use super::warning::{WarningCounts, Warnings};
 use super::{FOLLOWED, HORIZONS, VICTIMS, WATCH};
 use crate::{GpuId, Tenant};
 
@@ -112,6 +113,7 @@ pub(super) struct Gpu {
     /// Seconds of waiting for reclaim, per second.
     reclaim: f64,
     record: Record,
+    warnings: Warnings,
 }
 
 impl Gpu {
@@ -146,7 +148,7 @@ impl Gpu {
         }
         let risk = self.risk(free);
         self.record.say(at, &risk);
-        Some(GpuForecast {
+        let mut forecast = GpuForecast {
             gpu: id.clone(),
             headroom: headroom(memory, used, free, holdings),
             risk,
@@ -155,7 +157,14 @@ impl Gpu {
             victims: self.victims(free, rates),
             exhausted,
             calibration: self.record.kept(),
-        })
+            warning: None,
+            warnings: <[WarningCounts; 2]>::default(),
+        };
+        let name = || (forecast.driver().cloned(), forecast.victims.clone());
+        self.warnings.advance(at, &risk, exhausted, name);
+        forecast.warning = self.warnings.standing();
+        forecast.warnings = self.warnings.counts();
+        Some(forecast)
     }
 
     fn take(&mut self, at: f64, elapsed: f64, holdings: &BTreeMap<&Tenant, &Holding>) -> u64 {
@@ -223,7 +232,7 @@ impl Gpu {
         if rates < MIB / 60.0 {
             return None;
         }
-        let burst = total.quantile(HORIZONS.len() - 2, 0.1).min(free);
+        let burst = total.quantiles(HORIZONS.len() - 2, [0.1])[0].min(free);
         let seconds = free / rates;
         Some(Exhaustion { seconds, low: (free - burst) / (1.25 * rates), high: 2.0 * seconds })
     }
@@ -239,8 +248,8 @@ impl Gpu {
             .map(|((tenant, resident), weight)| {
                 let mut growth = [Growth::default(); HORIZONS.len()];
                 for (horizon, growth) in growth.iter_mut().enumerate() {
-                    let at = |tail| bytes(resident.series.quantile(horizon, tail));
-                    *growth = Growth { median: at(0.5), p90: at(0.1), p99: at(0.01) };
+                    let [median, p90, p99] = resident.series.quantiles(horizon, [0.5, 0.1, 0.01]).map(bytes);
+                    *growth = Growth { median, p90, p99 };
                 }
                 TenantForecast {
                     tenant: tenant.clone(),
@@ -277,14 +286,10 @@ impl Gpu {
 /// just taken for good. Coming back to a level that was there before adds nothing.
 fn weight(series: &Series, free: f64) -> f64 {
     let minute = 1;
-    let gap = series.gap(minute);
-    let run =
-        Spread::by(free.max(MIB), series.most(minute) - gap, |bytes| series.grows(minute, bytes)).mean();
     let floor = series.range(minute).0;
-    let new = Spread::by(free.max(MIB), f64::INFINITY, |bytes| series.bursts(minute, bytes + gap)).mean();
     let (old_floor, _) = series.range(HORIZONS.len() - 1);
     // Taken for good: the floor of late above the floor of before.
-    run + new + 0.1 * (floor - old_floor).max(0.0)
+    series.mean(minute, free.max(MIB)) + 0.1 * (floor - old_floor).max(0.0)
 }
 
 fn raised(risk: f64, odds: f64) -> f64 {

@@ -8,18 +8,24 @@ use serde::{Deserialize, Serialize};
 /// Turning points in memory.
 const KEPT: usize = 32;
 const MIB: f64 = 1024.0 * 1024.0;
-/// A fall by less than this, or by less than this part of the rise before it, is no turning point.
-const FALL: f64 = 64.0 * MIB;
+/// A turn by less than this, or by less than this part of the leg before it, is no turning point.
+const TURN: f64 = 64.0 * MIB;
 const PART: f64 = 0.25;
-/// Peaks within this part of the record's rise below it are of its kind.
+/// A leg is forgotten with time: a program that was loaded an hour ago does not hide its steps.
+const LEG_SECONDS: f64 = 600.0;
+/// Peaks within this many seconds count as one, the highest: memory is of minutes, not of steps.
+const TOGETHER: f64 = 30.0;
+/// What happens in the first seconds is loading.
+const LOADING: f64 = 60.0;
+/// Peaks within this part of the range below the record are of its kind.
 const NEAR: f64 = 0.25;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Peak {
     at: f64,
     top: f64,
-    /// From the trough before it.
-    rise: f64,
+    /// The trough before it.
+    trough: f64,
     /// By how much it was above all that were remembered then; 0 when it was not.
     record: f64,
 }
@@ -33,45 +39,55 @@ pub(super) struct Peaks {
     /// The highest that was no wall, and what goes beyond it: how often, by how many bytes.
     record: f64,
     beyond: (f64, f64),
+    born: f64,
     falling: bool,
-    /// The last turning point downwards, and the extreme since the last one of either kind.
-    trough: f64,
+    /// The last turning point, when it was, and the extreme since.
+    turned: f64,
+    turned_at: f64,
     extreme: f64,
     stopped: bool,
 }
 
 impl Peaks {
-    pub(super) fn new(level: f64) -> Self {
-        Self { trough: level, extreme: level, ..Self::default() }
+    pub(super) fn new(at: f64, level: f64) -> Self {
+        Self { born: at, turned: level, turned_at: at, extreme: level, ..Self::default() }
     }
 
     /// `high` is the most that the level may have been since the last call, `refused` whether it met the wall.
     pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, refused: bool) {
-        if self.falling {
-            self.extreme = self.extreme.min(level);
-            if high > self.extreme + FALL {
-                (self.falling, self.trough, self.extreme) = (false, self.extreme, high);
-                self.stopped = false;
-            }
-        } else {
-            self.extreme = self.extreme.max(high);
+        if at - self.born < LOADING && !refused {
+            (self.turned, self.turned_at, self.extreme) = (level, at, level);
+            return;
         }
-        self.stopped |= refused;
-        let rise = self.extreme - self.trough;
-        if !self.falling && level < self.extreme - FALL.max(PART * rise) {
-            self.keep(at, self.extreme, rise);
+        self.extreme = if self.falling { self.extreme.min(level) } else { self.extreme.max(high) };
+        self.stopped |= refused && !self.falling;
+        let leg = (self.extreme - self.turned).abs() * (-(at - self.turned_at) / LEG_SECONDS).exp();
+        let turn = TURN.max(PART * leg);
+        if self.falling && high > self.extreme + turn {
+            (self.turned, self.turned_at) = (self.extreme, at);
+            (self.falling, self.extreme, self.stopped) = (false, high, refused);
+        } else if !self.falling && level < self.extreme - turn {
+            self.keep(at, self.extreme, self.turned);
+            (self.turned, self.turned_at) = (self.extreme, at);
             (self.falling, self.extreme, self.stopped) = (true, level, false);
         }
     }
 
-    fn keep(&mut self, at: f64, top: f64, rise: f64) {
-        let known = !self.kept.is_empty();
-        let record = if known { (top - self.record).max(0.0) } else { 0.0 };
+    fn keep(&mut self, at: f64, top: f64, trough: f64) {
+        let record = if self.kept.is_empty() { 0.0 } else { (top - self.record).max(0.0) };
         let top = if self.stopped { f64::MAX } else { top };
-        if self.kept.len() == KEPT {
-            self.kept.pop_front();
+        match self.kept.back_mut() {
+            Some(last) if at - last.at < TOGETHER => {
+                (last.top, last.trough) = (last.top.max(top), last.trough.min(trough));
+                last.record += record;
+            }
+            _ => {
+                if self.kept.len() == KEPT {
+                    self.kept.pop_front();
+                }
+                self.kept.push_back(Peak { at, top, trough, record });
+            }
         }
-        self.kept.push_back(Peak { at, top, rise, record });
         self.tops = self.kept.iter().map(|peak| peak.top).collect();
         self.tops.sort_by(f64::total_cmp);
         self.learn();
@@ -79,19 +95,23 @@ impl Peaks {
 
     fn learn(&mut self) {
         let real = || self.kept.iter().filter(|peak| peak.top < f64::MAX);
-        let Some(highest) = real().max_by(|one, two| one.top.total_cmp(&two.top)) else {
+        let (trough, highest) = real().fold((f64::MAX, 0.0_f64), |(trough, highest), peak| {
+            (trough.min(peak.trough), highest.max(peak.top))
+        });
+        if trough > highest {
             (self.record, self.beyond) = (f64::MAX, (1.0, 0.0));
             return;
-        };
-        self.record = highest.top;
-        let alike = real().filter(|peak| peak.top >= highest.top - NEAR * highest.rise).count() as f64;
+        }
+        self.record = highest;
+        let range = highest - trough;
+        let alike = real().filter(|peak| peak.top >= highest - NEAR * range).count() as f64;
         // Of unrelated peaks the next is the highest with probability 1/(n + 1), and by about a part of that. Where
         // records come more often than that, something grows: the newer half says how often and by how much.
         let newer = || self.kept.iter().skip(self.kept.len().div_ceil(2));
         let records = newer().filter(|peak| peak.record > 0.0).count() as f64;
         let by = newer().map(|peak| peak.record).sum::<f64>() / records.max(1.0);
         let often = (records / (newer().count() as f64 + 2.0)).max(1.0 / (alike + 1.0));
-        self.beyond = (often, (highest.rise / (2.0 * (alike + 1.0))).max(by));
+        self.beyond = (often, (range / (2.0 * (alike + 1.0))).max(by));
     }
 
     /// The probability that the peak under way, or any within the horizon, comes above `wall` from `level`: 1 while
@@ -114,7 +134,8 @@ impl Peaks {
         };
         let one = ((passed + new) / (reached + 1.0)).min(1.0);
         // A record is one peak, and made once.
-        if level > self.record { one } else { 1.0 - (1.0 - one).powf(self.peaks_in(horizon)) }
+        let many = if level > self.record { 1.0 } else { self.peaks_in(horizon) };
+        if many <= 1.0 { one } else { 1.0 - (1.0 - one).powf(many) }
     }
 
     /// How many peaks there are in so many seconds, one at the least.
@@ -133,7 +154,7 @@ mod tests {
 
     fn lived(levels: impl IntoIterator<Item = f64>) -> Peaks {
         let mut levels = levels.into_iter().enumerate();
-        let mut peaks = Peaks::new(levels.next().map_or(0.0, |(_, level)| level));
+        let mut peaks = Peaks::new(-LOADING, levels.next().map_or(0.0, |(_, level)| level));
         for (second, level) in levels {
             peaks.advance(second as f64, level, level, false);
         }
@@ -172,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_wall_is_no_peak() {
-        let mut peaks = Peaks::new(0.0);
+        let mut peaks = Peaks::new(-LOADING, 0.0);
         for round in 0..5 {
             for second in 0..60 {
                 let level = f64::from(second) * GIB;

@@ -49,12 +49,6 @@ impl Spread {
         sum.beyond = (1.0 - sum.mass.iter().sum::<f64>()).clamp(0.0, 1.0);
         sum
     }
-
-    /// Mean growth, no more than all of the room.
-    pub(super) fn mean(&self) -> f64 {
-        let within: f64 = self.mass.iter().enumerate().map(|(index, mass)| index as f64 * mass).sum();
-        self.cell * (within + CELLS as f64 * self.beyond)
-    }
 }
 
 #[cfg(test)]
@@ -67,7 +61,6 @@ mod tests {
         let coin = || Spread::by(100.0, 60.0, |_| 0.5);
         let both = coin().plus(&coin());
         assert!((both.beyond - 0.25).abs() < 1e-9, "{}", both.beyond);
-        assert!((coin().mean() - 30.0).abs() < 1.0);
     }
 
     #[test]

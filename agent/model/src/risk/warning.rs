@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{HORIZONS, WARN, identity};
 use crate::Tenant;
 
 /// A warning stands until its rule was silent for this long, in seconds.
@@ -33,6 +34,24 @@ pub enum Severity {
     Critical,
 }
 
+impl Severity {
+    pub const ALL: [Self; 2] = [Self::Warning, Self::Critical];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Warning => "warning",
+            Self::Critical => "critical",
+        }
+    }
+
+    const fn bar(self) -> Bar {
+        match self {
+            Self::Warning => Bar::WARNING,
+            Self::Critical => Bar::CRITICAL,
+        }
+    }
+}
+
 /// A warning that stands, and what was said when it was raised.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Warning {
@@ -45,6 +64,98 @@ pub struct Warning {
     pub victims: Vec<Tenant>,
     /// When it came true, if it did: it stands on until failures have stopped for a while.
     pub came_true: Option<f64>,
+}
+
+/// How many warnings of one severity there were, and what became of them. Counters since the agent started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarningCounts {
+    /// Memory ran out while it stood.
+    pub came_true: u64,
+    /// It was silent again and nothing had happened.
+    pub cleared: u64,
+}
+
+/// The warnings of one GPU: a watch a severity, and the words of the one that stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Warnings {
+    watches: [Watch; Severity::ALL.len()],
+    counts: [WarningCounts; Severity::ALL.len()],
+    standing: Option<Standing>,
+}
+
+/// A tenant that comes back from a recording whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Named(#[serde(with = "identity::tenant")] Tenant);
+
+/// A [`Warning`] as it is remembered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Standing {
+    raised: f64,
+    severity: Severity,
+    risk: f64,
+    driver: Option<Named>,
+    victims: Vec<Named>,
+    came_true: Option<f64>,
+}
+
+impl Warnings {
+    /// One tick. `name` says who drives it and who would be refused; it is asked when a warning is raised.
+    pub(super) fn advance(
+        &mut self,
+        at: f64,
+        risk: &[f64; HORIZONS.len()],
+        exhausted: bool,
+        name: impl Fn() -> (Option<Tenant>, Vec<Tenant>),
+    ) {
+        let (minute, longest) = (risk[WARN], risk[HORIZONS.len() - 1]);
+        for (severity, (watch, counts)) in
+            Severity::ALL.into_iter().zip(self.watches.iter_mut().zip(&mut self.counts))
+        {
+            match watch.advance(&severity.bar(), at, minute, longest, exhausted) {
+                // One that became critical keeps its time and its names: these are what was acted on.
+                Some(Change::Raised) => match &mut self.standing {
+                    Some(standing) => standing.severity = standing.severity.max(severity),
+                    None => {
+                        let (driver, victims) = name();
+                        self.standing = Some(Standing {
+                            raised: at,
+                            severity,
+                            risk: minute,
+                            driver: driver.map(Named),
+                            victims: victims.into_iter().map(Named).collect(),
+                            came_true: None,
+                        });
+                    }
+                },
+                Some(Change::CameTrue) => {
+                    counts.came_true += 1;
+                    if let Some(standing) = &mut self.standing {
+                        standing.came_true = standing.came_true.or(Some(at));
+                    }
+                }
+                Some(Change::Cleared) => counts.cleared += 1,
+                Some(Change::Ended) | None => {}
+            }
+        }
+        if self.watches.iter().all(|watch| watch.standing.is_none()) {
+            self.standing = None;
+        }
+    }
+
+    pub(super) fn standing(&self) -> Option<Warning> {
+        self.standing.as_ref().map(|of| Warning {
+            raised: of.raised,
+            severity: of.severity,
+            risk: of.risk,
+            driver: of.driver.as_ref().map(|of| of.0.clone()),
+            victims: of.victims.iter().map(|of| of.0.clone()).collect(),
+            came_true: of.came_true,
+        })
+    }
+
+    pub(super) const fn counts(&self) -> [WarningCounts; Severity::ALL.len()] {
+        self.counts
+    }
 }
 
 /// What became of a warning at one moment.
