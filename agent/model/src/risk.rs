@@ -16,7 +16,7 @@ mod series;
 mod spread;
 pub mod warning;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,14 +59,24 @@ impl Forecaster {
         let mut holdings: BTreeMap<&GpuId, BTreeMap<&Tenant, &Holding>> = BTreeMap::new();
         let mut waited: BTreeMap<&GpuId, f64> = BTreeMap::new();
         for tenant in &moment.tenants {
-            let before = self.reclaim.get(&tenant.tenant).copied().unwrap_or(tenant.reclaim_ns);
+            // In place: a copy of each name at each tick is what a node with many tenants would pay most for.
+            let before = match self.reclaim.get_mut(&tenant.tenant) {
+                Some(known) => std::mem::replace(known, tenant.reclaim_ns),
+                None => {
+                    self.reclaim.insert(tenant.tenant.clone(), tenant.reclaim_ns);
+                    tenant.reclaim_ns
+                }
+            };
             let fresh = tenant.reclaim_ns.saturating_sub(before) as f64 / 1e9;
             for holding in &tenant.holdings {
                 holdings.entry(&holding.gpu).or_default().insert(&tenant.tenant, holding);
                 *waited.entry(&holding.gpu).or_default() += fresh;
             }
         }
-        self.reclaim = moment.tenants.iter().map(|of| (of.tenant.clone(), of.reclaim_ns)).collect();
+        if self.reclaim.len() > moment.tenants.len() {
+            let here: BTreeSet<&Tenant> = moment.tenants.iter().map(|of| &of.tenant).collect();
+            self.reclaim.retain(|tenant, _| here.contains(tenant));
+        }
         // A GPU that NVML no longer lists is forgotten; one that did not answer is kept.
         self.gpus.retain(|id, _| moment.gpus.iter().any(|gpu| gpu.gpu == *id));
         let none = BTreeMap::new();

@@ -42,12 +42,14 @@ fn one(scenario: Scenario, seed: u64) -> Vec<(Rule, Score)> {
     }
     let outcome = scorer.finish(&drivers);
     if std::env::var_os("COTENANT_RISK_SWEEP").is_some() {
-        for minute in [0.3, 0.4, 0.5, 0.6, 0.7] {
-            for minute_for in [1.0, 5.0, 10.0] {
-                for longest in [0.5, 0.65, 0.8, 2.0] {
-                    let bar = cotenant_model::risk::warning::Bar { minute, minute_for, longest, longest_for: 30.0 };
+        for minute in [0.35, 0.4, 0.45, 0.5, 0.6, 0.7] {
+            for minute_for in [1.0, 2.0, 3.0, 5.0] {
+                for longest in [0.5, 0.6, 0.7] {
+                    for longest_for in [10.0, 30.0] {
+                    let bar = cotenant_model::risk::warning::Bar { minute, minute_for, longest, longest_for };
                     let score = scorer.at_bar(&bar, &drivers).unwrap();
-                    println!("SWEEP {minute} {minute_for} {longest} {} {} {} {} {} {} {scenario:?}", u8::from(scenario.is_steady()), score.warned(true).0, score.warned(true).1, score.false_warnings, score.gpu_seconds, score.warned(false).1);
+                    println!("SWEEP {minute} {minute_for} {longest}:{longest_for} {} {} {} {} {} {} {scenario:?}", u8::from(scenario.is_steady()), score.warned(true).0, score.warned(true).1, score.false_warnings, score.gpu_seconds, score.warned(false).1);
+                    }
                 }
             }
         }

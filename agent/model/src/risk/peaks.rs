@@ -1,5 +1,5 @@
 //! Owns the turning points of one level: how high it came before it went down again, and how often it went higher still.
-//! Refuses to take a wall for a peak: what was stopped by a refusal would have gone on, and counts as such.
+//! Refuses to take a wall for a peak: what was stopped by a refusal would have gone on, and all is forgotten with it.
 
 use std::collections::VecDeque;
 
@@ -36,7 +36,7 @@ pub(super) struct Peaks {
     kept: VecDeque<Peak>,
     /// Their tops, lowest first.
     tops: Vec<f64>,
-    /// The highest that was no wall, and what goes beyond it: how often, by how many bytes.
+    /// The highest, and what goes beyond it: how often, by how many bytes.
     record: f64,
     beyond: (f64, f64),
     born: f64,
@@ -54,10 +54,12 @@ impl Peaks {
     }
 
     /// `high` is the most that the level may have been since the last call, `refused` whether it met the wall.
-    pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, refused: bool) {
+    ///
+    /// True when it came down from the wall: what comes now is another life, of another process as a rule.
+    pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, refused: bool) -> bool {
         if at - self.born < LOADING && !refused {
             (self.turned, self.turned_at, self.extreme) = (level, at, level);
-            return;
+            return false;
         }
         self.extreme = if self.falling { self.extreme.min(level) } else { self.extreme.max(high) };
         self.stopped |= refused && !self.falling;
@@ -67,15 +69,20 @@ impl Peaks {
             (self.turned, self.turned_at) = (self.extreme, at);
             (self.falling, self.extreme, self.stopped) = (false, high, refused);
         } else if !self.falling && level < self.extreme - turn {
+            let stopped = std::mem::take(&mut self.stopped);
+            if stopped {
+                *self = Self::new(at, level);
+                return true;
+            }
             self.keep(at, self.extreme, self.turned);
             (self.turned, self.turned_at) = (self.extreme, at);
-            (self.falling, self.extreme, self.stopped) = (true, level, false);
+            (self.falling, self.extreme) = (true, level);
         }
+        false
     }
 
     fn keep(&mut self, at: f64, top: f64, trough: f64) {
         let record = if self.kept.is_empty() { 0.0 } else { (top - self.record).max(0.0) };
-        let top = if self.stopped { f64::MAX } else { top };
         match self.kept.back_mut() {
             Some(last) if at - last.at < TOGETHER => {
                 (last.top, last.trough) = (last.top.max(top), last.trough.min(trough));
@@ -94,17 +101,12 @@ impl Peaks {
     }
 
     fn learn(&mut self) {
-        let real = || self.kept.iter().filter(|peak| peak.top < f64::MAX);
-        let (trough, highest) = real().fold((f64::MAX, 0.0_f64), |(trough, highest), peak| {
+        let (trough, highest) = self.kept.iter().fold((f64::MAX, 0.0_f64), |(trough, highest), peak| {
             (trough.min(peak.trough), highest.max(peak.top))
         });
-        if trough > highest {
-            (self.record, self.beyond) = (f64::MAX, (1.0, 0.0));
-            return;
-        }
         self.record = highest;
         let range = highest - trough;
-        let alike = real().filter(|peak| peak.top >= highest - NEAR * range).count() as f64;
+        let alike = self.kept.iter().filter(|peak| peak.top >= highest - NEAR * range).count() as f64;
         // Of unrelated peaks the next is the highest with probability 1/(n + 1), and by about a part of that. Where
         // records come more often than that, something grows: the newer half says how often and by how much.
         let newer = || self.kept.iter().skip(self.kept.len().div_ceil(2));
@@ -121,20 +123,18 @@ impl Peaks {
             return 1.0;
         }
         let (often, scale) = self.beyond;
+        if level > self.record {
+            // A record as it is made: as far again as it is above the last one, or above what records exceed by.
+            // One that is barely made is likely the last of its kind, and goes the less far.
+            let above = (level - self.record + scale).max(1.0);
+            return (above / (above + wall - level)).powf(1.0 + scale / above);
+        }
         let from = |than: f64| (self.tops.len() - self.tops.partition_point(|top| *top < than)) as f64;
         let (reached, passed) = (from(level), from(wall));
-        let new = if level > self.record {
-            // A record as it is made: as far again as it is above the last one, or above what records exceed by.
-            let above = (level - self.record + scale).max(1.0);
-            above / (above + wall - level)
-        } else if wall > self.record {
-            often * scale / (scale + wall - self.record)
-        } else {
-            often
-        };
-        let one = ((passed + new) / (reached + 1.0)).min(1.0);
-        // A record is one peak, and made once.
-        let many = if level > self.record { 1.0 } else { self.peaks_in(horizon) };
+        let known = passed / (reached + 1.0);
+        let new = if wall > self.record { often * scale / (scale + wall - self.record) } else { often };
+        let one = known + (1.0 - known) * new;
+        let many = self.peaks_in(horizon);
         if many <= 1.0 { one } else { 1.0 - (1.0 - one).powf(many) }
     }
 
@@ -192,14 +192,11 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_is_no_peak() {
-        let mut peaks = Peaks::new(-LOADING, 0.0);
-        for round in 0..5 {
-            for second in 0..60 {
-                let level = f64::from(second) * GIB;
-                peaks.advance(f64::from(round * 60 + second), level, level, second == 59);
-            }
-        }
-        assert!(peaks.pass(30.0 * GIB, 58.0 * GIB, 60.0) > 0.8);
+    fn a_wall_is_no_peak_and_what_was_before_it_is_forgotten() {
+        let mut peaks = lived((0..3660).map(wave));
+        assert!(!peaks.advance(3660.0, 15.0 * GIB, 15.0 * GIB, false));
+        peaks.advance(3700.0, 24.0 * GIB, 24.0 * GIB, true);
+        assert!(peaks.advance(3701.0, 0.0, 0.0, false));
+        assert!(peaks.pass(16.0 * GIB, 24.0 * GIB, 60.0) > 0.99);
     }
 }

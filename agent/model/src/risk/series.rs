@@ -23,7 +23,7 @@ const FORGET: f32 = 1.0 - 1.0 / 600.0;
 /// How close to their mean the rises of one bin are taken to lie.
 const CLOSE: f64 = 0.01;
 /// Windows without growth that every tenant starts with: windows overlap, ten are one horizon's worth.
-const CALM: f64 = 30.0;
+const CALM: f64 = 10.0;
 
 /// Where a level stands in its own range: what comes next depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,9 +161,14 @@ impl Scale {
                 (slot.ceiling, slot.ceiling_at) = (high, at);
             }
         }
-        (self.floor, self.ceiling) = (self.floor.min(level), self.ceiling.max(high));
+        (self.floor, self.ceiling) = if self.slots.is_empty() {
+            (level, high)
+        } else {
+            (self.floor.min(level), self.ceiling.max(high))
+        };
         let range = self.ceiling - self.floor;
-        self.phase = if range < (32.0 * MIB).max(0.01 * self.ceiling) {
+        // Within the longest horizon most levels pass through all of their range: where it stands now says little.
+        self.phase = if self.horizon >= HORIZONS[HORIZONS.len() - 1] || range < (32.0 * MIB).max(0.01 * self.ceiling) {
             Phase::Flat
         } else if level < self.floor + 0.5 * range {
             Phase::Low
@@ -235,7 +240,9 @@ impl Series {
     pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, rate: Option<f64>, refused: bool) {
         self.run.advance(at, level);
         self.level = level;
-        self.peaks.advance(at, level, high.max(level), refused);
+        if self.peaks.advance(at, level, high.max(level), refused) {
+            self.scales.iter_mut().for_each(|scale| scale.slots.clear());
+        }
         let rate = rate.unwrap_or_else(|| self.run.rate());
         for scale in &mut self.scales {
             scale.advance(at, level, high.max(level), rate);

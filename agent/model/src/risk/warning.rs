@@ -1,9 +1,11 @@
 //! Owns when a forecast becomes a warning: raised at a bar, held through silence, ended by its event or by time.
 //! Refuses to know why: it sees two probabilities and whether the GPU ran out.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use super::{HORIZONS, WARN, identity};
+use super::{HORIZON_NAMES, HORIZONS, WARN, identity};
 use crate::Tenant;
 
 /// A warning stands until its rule was silent for this long, in seconds.
@@ -22,9 +24,36 @@ pub struct Bar {
 
 impl Bar {
     /// Somebody should look.
-    pub const WARNING: Self = Self { minute: 0.4, minute_for: 1.0, longest: 0.65, longest_for: 30.0 };
+    pub const WARNING: Self = Self { minute: 0.5, minute_for: 3.0, longest: 0.6, longest_for: 30.0 };
     /// Somebody should act.
-    pub const CRITICAL: Self = Self { minute: 0.7, minute_for: 1.0, longest: f64::INFINITY, longest_for: 0.0 };
+    pub const CRITICAL: Self = Self { minute: 0.7, minute_for: 3.0, longest: f64::INFINITY, longest_for: 0.0 };
+}
+
+impl Bar {
+    /// This one's neighbours: each probability alone, from 0.1 to 0.9.
+    pub fn sweep() -> impl Iterator<Item = Self> {
+        let steps = || (1..=9_u8).map(|tenth| f64::from(tenth) / 10.0);
+        let minute = steps().map(|minute| Self { minute, longest: f64::INFINITY, ..Self::WARNING });
+        let longest = steps().map(|longest| Self { longest, minute: f64::INFINITY, ..Self::WARNING });
+        [Self::WARNING, Self::CRITICAL].into_iter().chain(minute).chain(longest)
+    }
+}
+
+impl fmt::Display for Bar {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let horizon = |place: usize| HORIZON_NAMES[place];
+        let mut or = "";
+        for (bar, seconds, place) in [
+            (self.minute, self.minute_for, WARN),
+            (self.longest, self.longest_for, HORIZONS.len() - 1),
+        ] {
+            if bar.is_finite() {
+                write!(formatter, "{or}{bar} in {} for {seconds}s", horizon(place))?;
+                or = ", ";
+            }
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -238,15 +267,15 @@ mod tests {
     #[test]
     fn a_warning_comes_true_and_ends_when_failures_have_stopped() {
         let said =
-            [(0.0, 0.5, false), (1.0, 0.5, false), (60.0, 0.9, true), (90.0, 0.9, true), (211.0, 0.9, false)];
-        let came = [(1.0, Change::Raised), (60.0, Change::CameTrue), (211.0, Change::Ended)];
+            [(0.0, 0.5, false), (3.0, 0.5, false), (60.0, 0.9, true), (90.0, 0.9, true), (211.0, 0.9, false)];
+        let came = [(3.0, Change::Raised), (60.0, Change::CameTrue), (211.0, Change::Ended)];
         assert_eq!(changes(&said), came);
     }
 
     #[test]
     fn one_moment_is_no_warning_and_silence_clears_one() {
         assert_eq!(changes(&[(0.0, 0.9, false), (1.0, 0.1, false), (2.0, 0.9, false)]), []);
-        let said = [(0.0, 0.5, false), (1.0, 0.5, false), (100.0, 0.1, false), (122.0, 0.1, false)];
-        assert_eq!(changes(&said), [(1.0, Change::Raised), (122.0, Change::Cleared)]);
+        let said = [(0.0, 0.5, false), (3.0, 0.5, false), (100.0, 0.1, false), (124.0, 0.1, false)];
+        assert_eq!(changes(&said), [(3.0, Change::Raised), (124.0, Change::Cleared)]);
     }
 }
