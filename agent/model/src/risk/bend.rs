@@ -87,8 +87,9 @@ impl Motion {
         }
         let spent = -self.speed * self.speed / (2.0 * bytes);
         let unsure = self.unsure.max(1e-9 * self.speed.max(1.0));
-        // The logistic curve for the normal one: within 1 % of it, and cheap.
-        1.0 / (1.0 + (-1.702 * (self.change - spent) / unsure).exp())
+        // The logistic curve for the normal one: within 1 % of it, and cheap. Twice: what is as likely to be tired as not
+        // is no news, that runs end is in the rule of thumb.
+        (2.0 / (1.0 + (-1.702 * (self.change - spent) / unsure).exp())).min(1.0)
     }
 
     /// What it adds within so many seconds, hurrying counted and tiring not: that is what [`Self::reaches`] is about.

@@ -19,6 +19,8 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Seconds in which the weight of an old ask or failure falls to a third.
 const ASKS_SECONDS: f64 = 15.0;
 const FAILURES_SECONDS: f64 = 60.0;
+/// Evaluation and checkpoints come back within some minutes.
+const SELDOM_SECONDS: f64 = HORIZONS[HORIZONS.len() - 1];
 /// The largest ask of a tenant is believed for about this long.
 const NEED_SECONDS: f64 = 120.0;
 /// An ask whose size nobody knows counts as one of these.
@@ -31,8 +33,9 @@ const RECLAIM_ODDS: f64 = 4.0;
 struct Resident {
     series: Series,
     last: Holding,
-    /// Asks per second, and bytes of the largest, both of late.
+    /// Asks per second, of late and over some minutes, and bytes of the largest of late.
     asks: f64,
+    seldom: f64,
     need: f64,
     /// Failed asks per second, and the room when the last one failed.
     failing: f64,
@@ -45,6 +48,7 @@ impl Resident {
             series: Series::new(at, holding.live as f64),
             last: holding.clone(),
             asks: 0.0,
+            seldom: 0.0,
             need: 0.0,
             failing: 0.0,
             refused_at: 0.0,
@@ -58,6 +62,7 @@ impl Resident {
         let asks = since(holding.allocations, self.last.allocations);
         let size = since(holding.allocated, self.last.allocated) as f64 / asks.max(1) as f64;
         fade(&mut self.asks, elapsed, ASKS_SECONDS, (asks + failures) as f64);
+        fade(&mut self.seldom, elapsed, SELDOM_SECONDS, (asks + failures) as f64);
         fade(&mut self.failing, elapsed, FAILURES_SECONDS, failures as f64);
         if failures > 0 {
             self.refused_at = room;
@@ -266,16 +271,17 @@ impl Gpu {
 
     /// Whose ask is refused first: when the room falls below what it asks for, and how soon after that it asks.
     fn victims(&self, free: f64, rates: f64) -> Vec<Tenant> {
-        let pace = rates.max(free / HORIZONS[HORIZONS.len() - 1]).max(1.0);
+        let longest = HORIZONS.len() - 1;
+        let pace = rates.max(free / HORIZONS[longest]).max(1.0);
         let mut order: Vec<(f64, &Tenant)> = self
             .residents
             .iter()
-            .filter(|(_, resident)| resident.asks > 1.0 / HORIZONS[HORIZONS.len() - 1])
+            .filter(|(_, resident)| resident.asks.max(resident.seldom) > 1.0 / HORIZONS[longest])
             .map(|(tenant, resident)| {
-                let gap = resident.series.range(1).1 - resident.series.level;
+                let gap = resident.series.range(longest).1 - resident.series.level;
                 let short = (free - resident.need.max(gap)).max(0.0) / pace;
                 // On average it asks half of its interval later.
-                (short + 0.5 / resident.asks, tenant)
+                (short + 0.5 / resident.asks.max(resident.seldom), tenant)
             })
             .collect();
         order.sort_by(|one, two| one.0.total_cmp(&two.0).then(one.1.cmp(two.1)));
