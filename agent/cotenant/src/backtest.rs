@@ -66,7 +66,10 @@ pub(crate) fn backtest(options: &Options) -> Result<()> {
 
 /// Recall is of what built up; a warning that is not false was of an event of either sort.
 fn print_sweep(sweep: &[(Bar, Score)]) {
-    println!("\n{:<22} {:>14} {:>8} {:>9} {:>11} {:>13}", "warn at", "built up", "recall", "precision", "median lead", "false per day");
+    println!(
+        "\n{:<22} {:>14} {:>8} {:>9} {:>11} {:>13}",
+        "warn at", "built up", "recall", "precision", "median lead", "false per day"
+    );
     let part = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
     for (bar, score) in sweep {
         let (events, warned) = score.warned(true);

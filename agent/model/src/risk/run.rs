@@ -23,7 +23,7 @@ const BEGINS: f64 = 15.0;
 /// A run that begins below this is a start, too, however old its series, and a shorter one: what was read once is read
 /// again in less time.
 const NOTHING: f64 = FALL;
-const RELOAD: (f64, f64) = (15.0, 30.0);
+const RELOAD: (f64, f64) = (15.0, 35.0);
 /// The power of the rule of thumb. Below 1, as three rises in a row are no moment drawn at random from a run's life.
 const BELIEF: f64 = 0.7;
 
@@ -148,11 +148,7 @@ impl Run {
 
     /// It began with the series, or from nothing: when it is over.
     fn start(&self) -> Option<(f64, f64)> {
-        if self.begun - self.born < BEGINS {
-            Some(START)
-        } else {
-            (self.base < NOTHING).then_some(RELOAD)
-        }
+        if self.begun - self.born < BEGINS { Some(START) } else { (self.base < NOTHING).then_some(RELOAD) }
     }
 
     /// From the first rise to the last, in seconds.

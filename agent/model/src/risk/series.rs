@@ -168,7 +168,9 @@ impl Scale {
         };
         let range = self.ceiling - self.floor;
         // Within the longest horizon most levels pass through all of their range: where it stands now says little.
-        self.phase = if self.horizon >= HORIZONS[HORIZONS.len() - 1] || range < (32.0 * MIB).max(0.01 * self.ceiling) {
+        self.phase = if self.horizon >= HORIZONS[HORIZONS.len() - 1]
+            || range < (32.0 * MIB).max(0.01 * self.ceiling)
+        {
             Phase::Flat
         } else if level < self.floor + 0.5 * range {
             Phase::Low

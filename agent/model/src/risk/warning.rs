@@ -26,7 +26,8 @@ impl Bar {
     /// Somebody should look.
     pub const WARNING: Self = Self { minute: 0.5, minute_for: 3.0, longest: 0.6, longest_for: 30.0 };
     /// Somebody should act.
-    pub const CRITICAL: Self = Self { minute: 0.7, minute_for: 3.0, longest: f64::INFINITY, longest_for: 0.0 };
+    pub const CRITICAL: Self =
+        Self { minute: 0.7, minute_for: 3.0, longest: f64::INFINITY, longest_for: 0.0 };
 }
 
 impl Bar {
@@ -43,10 +44,9 @@ impl fmt::Display for Bar {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let horizon = |place: usize| HORIZON_NAMES[place];
         let mut or = "";
-        for (bar, seconds, place) in [
-            (self.minute, self.minute_for, WARN),
-            (self.longest, self.longest_for, HORIZONS.len() - 1),
-        ] {
+        for (bar, seconds, place) in
+            [(self.minute, self.minute_for, WARN), (self.longest, self.longest_for, HORIZONS.len() - 1)]
+        {
             if bar.is_finite() {
                 write!(formatter, "{or}{bar} in {} for {seconds}s", horizon(place))?;
                 or = ", ";
