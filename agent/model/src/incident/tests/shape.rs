@@ -38,7 +38,7 @@ fn json_keys_are_those_documented() {
         "victims",
         "culprits",
         "wait_shares",
-            "warnings",
+        "warnings",
         "memory_shares",
         "evidence",
         "timeline",
