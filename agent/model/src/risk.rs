@@ -60,12 +60,11 @@ impl Forecaster {
         let mut waited: BTreeMap<&GpuId, f64> = BTreeMap::new();
         for tenant in &moment.tenants {
             // In place: a copy of each name at each tick is what a node with many tenants would pay most for.
-            let before = match self.reclaim.get_mut(&tenant.tenant) {
-                Some(known) => std::mem::replace(known, tenant.reclaim_ns),
-                None => {
-                    self.reclaim.insert(tenant.tenant.clone(), tenant.reclaim_ns);
-                    tenant.reclaim_ns
-                }
+            let before = if let Some(known) = self.reclaim.get_mut(&tenant.tenant) {
+                std::mem::replace(known, tenant.reclaim_ns)
+            } else {
+                self.reclaim.insert(tenant.tenant.clone(), tenant.reclaim_ns);
+                tenant.reclaim_ns
             };
             let fresh = tenant.reclaim_ns.saturating_sub(before) as f64 / 1e9;
             for holding in &tenant.holdings {

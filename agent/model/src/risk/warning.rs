@@ -142,20 +142,21 @@ impl Warnings {
         {
             match watch.advance(&severity.bar(), at, minute, longest, exhausted) {
                 // One that became critical keeps its time and its names: these are what was acted on.
-                Some(Change::Raised) => match &mut self.standing {
-                    Some(standing) => standing.severity = standing.severity.max(severity),
-                    None => {
-                        let (driver, victims) = name();
-                        self.standing = Some(Standing {
-                            raised: at,
-                            severity,
-                            risk: minute,
-                            driver: driver.map(Named),
-                            victims: victims.into_iter().map(Named).collect(),
-                            came_true: None,
-                        });
+                Some(Change::Raised) => {
+                    if let Some(standing) = &mut self.standing {
+                        standing.severity = standing.severity.max(severity);
+                        continue;
                     }
-                },
+                    let (driver, victims) = name();
+                    self.standing = Some(Standing {
+                        raised: at,
+                        severity,
+                        risk: minute,
+                        driver: driver.map(Named),
+                        victims: victims.into_iter().map(Named).collect(),
+                        came_true: None,
+                    });
+                }
                 Some(Change::CameTrue) => {
                     counts.came_true += 1;
                     if let Some(standing) = &mut self.standing {
