@@ -35,7 +35,10 @@ fn backtest(seeds: std::ops::Range<u64>) -> Scores {
     scores.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn one(scenario: Scenario, seed: u64) -> (Vec<(Rule, Score)>, Vec<(Bar, Score)>) {
+/// By rule, and of the forecast at other bars.
+type Outcome = (Vec<(Rule, Score)>, Vec<(Bar, Score)>);
+
+fn one(scenario: Scenario, seed: u64) -> Outcome {
     let run = scenario.run(seed);
     let drivers = run.drivers.clone();
     let mut scorer = Scorer::new(&Rule::ALL);
