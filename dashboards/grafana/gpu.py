@@ -92,6 +92,17 @@ def gpu():
             low=0,
             width=8,
         ),
+        graph(
+            "Warnings, and what came of them",
+            "Warnings of the agent's forecast that are decided, since it started: an allocation failed while one stood, or it was over and none had.",
+            "short",
+            query(
+                f"sum by (severity, outcome) (cotenant_gpu_reclaim_risk_warnings_total{{{ON_GPU}}})",
+                "{{severity}}: {{outcome}}",
+            ),
+            low=0,
+            height=6,
+        ),
         row("Memory"),
         graph(
             "Memory by tenant",

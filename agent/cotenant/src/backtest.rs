@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use anyhow::Result;
 use clap::Args;
 use cotenant_model::risk::score::{Rule, Score, Scorer};
+use cotenant_model::risk::warning::Bar;
 use tracing::warn;
 
 use crate::replay::{Part, each};
@@ -18,11 +19,19 @@ pub(crate) struct Options {
     /// Rule to score: risk, used>90% or linear-5m; may be given more than once [default: the usual ones]
     #[arg(long = "rule", value_name = "RULE")]
     rules: Vec<Rule>,
+    /// Score the forecast also at other thresholds of its warning, one line each: what a higher one spares and misses
+    #[arg(long)]
+    sweep: bool,
 }
 
 pub(crate) fn backtest(options: &Options) -> Result<()> {
-    let rules = if options.rules.is_empty() { Rule::ALL.to_vec() } else { options.rules.clone() };
+    let mut rules = if options.rules.is_empty() { Rule::ALL.to_vec() } else { options.rules.clone() };
+    if options.sweep && !rules.contains(&Rule::Risk) {
+        rules.insert(0, Rule::Risk);
+    }
     let mut sums: BTreeMap<Rule, Score> = BTreeMap::new();
+    let mut sweep: Vec<(Bar, Score)> =
+        if options.sweep { Bar::sweep().map(|bar| (bar, Score::default())).collect() } else { Vec::new() };
     let mut broken = None;
     for file in &options.files {
         let mut scorer = Scorer::new(&rules);
@@ -42,9 +51,39 @@ pub(crate) fn backtest(options: &Options) -> Result<()> {
         for (rule, score) in scorer.finish(&[]) {
             sums.entry(rule).or_default().add(&score);
         }
+        for (bar, sum) in &mut sweep {
+            if let Some(score) = scorer.at_bar(bar, &[]) {
+                sum.add(&score);
+            }
+        }
     }
     print(&rules, &sums);
+    if !sweep.is_empty() {
+        print_sweep(&sweep);
+    }
     broken.map_or(Ok(()), Err)
+}
+
+/// Recall is of what built up; a warning that is not false was of an event of either sort.
+fn print_sweep(sweep: &[(Bar, Score)]) {
+    println!(
+        "\n{:<22} {:>14} {:>8} {:>9} {:>11} {:>13}",
+        "warn at", "built up", "recall", "precision", "median lead", "false per day"
+    );
+    let part = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+    for (bar, score) in sweep {
+        let (events, warned) = score.warned(true);
+        let leads = score.leads();
+        println!(
+            "{:<22} {:>14} {:>8} {:>9} {:>11} {:>13}",
+            bar.to_string(),
+            format!("{warned} of {events}"),
+            part(score.recall()),
+            part(score.precision()),
+            leads.get(leads.len() / 2).map_or_else(|| "-".to_owned(), |lead| format!("{lead:.0}")),
+            part(score.false_per_day()),
+        );
+    }
 }
 
 fn print(rules: &[Rule], sums: &BTreeMap<Rule, Score>) {

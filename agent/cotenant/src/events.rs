@@ -20,9 +20,10 @@ use cotenant_kernel::{Reader, Report};
 use cotenant_model::{
     Culprit, DeviceSample, GpuId, ProcessId, Tenant,
     blame::{Edge, Share},
-    incident::{Incidents, Observation, Rules, Stall, WaitDelta, XidNote},
+    incident::{Incidents, Observation, Rules, Stall, WaitDelta, WarningNote, XidNote},
     kill::{Kill, KillCount},
     report::{FailedCall, RetriedCall, SlowCall},
+    risk::{Forecast, GpuForecast},
     sample::{GpuRef, KernelSample},
     stall,
     view::{EventsView, Feature, FeatureState},
@@ -67,6 +68,8 @@ pub(crate) struct Tick<'a> {
     pub(crate) limits: &'a Limits,
     /// Faults that others than the kernel's log told since the last tick, with how long ago.
     pub(crate) faults: Vec<(Duration, XidReport)>,
+    /// Of the tick before, and how long ago that was said.
+    pub(crate) forecast: (&'a Forecast, Duration),
 }
 
 /// Both clocks at one moment.
@@ -225,6 +228,7 @@ impl Events {
             kills,
             xids: self.fresh_xids(clock),
             movements,
+            warnings: warnings(tick.forecast, clock),
         };
         let roll = &self.roll;
         let told = slow.into_iter().map(|(gpu, call)| Slow {
@@ -349,6 +353,15 @@ fn resolve(tick: &Tick<'_>, process: ProcessId, code: u8) -> Option<GpuId> {
         Ok(GpuRef::Known(gpu)) => Some(gpu),
         _ => None,
     }
+}
+
+fn warnings((forecast, ago): (&Forecast, Duration), clock: Clock) -> Vec<WarningNote> {
+    let said = clock.unix - ago.as_secs_f64();
+    let note = |of: &GpuForecast| {
+        let warning = of.warning.as_ref()?;
+        Some(WarningNote::of(&of.gpu, warning, forecast.at.as_secs_f64(), said))
+    };
+    forecast.gpus.iter().filter_map(note).collect()
 }
 
 fn waits<'a>(

@@ -19,7 +19,7 @@ use cotenant_model::{
     Absence, DeviceSample, GpuId, Names, Node, Step, Tenant,
     grant::{Book, GrantsView},
     idle::Idle,
-    risk::{Forecaster, Moment},
+    risk::{Forecast, Forecaster, Moment},
     sample::{KernelSample, LibraryState},
     sharing::Sharers,
     view::{AgentView, Feature, FeatureState, HolderCandidate, View},
@@ -80,6 +80,8 @@ pub(crate) struct Ticker {
 struct State {
     node: Node,
     forecaster: Forecaster,
+    /// The last one.
+    forecast: Forecast,
     guard: Guard,
     known: Vec<GpuId>,
     cost: Duration,
@@ -102,6 +104,7 @@ impl Ticker {
         let mut state = State {
             node: Node::default(),
             forecaster: Forecaster::default(),
+            forecast: Forecast::default(),
             guard: Guard::new(cotenant_export::Limits { max_tenants: config.tenants.max }),
             known: Vec::new(),
             cost: Duration::ZERO,
@@ -190,6 +193,7 @@ impl Ticker {
             only,
             limits: &self.limits,
             faults,
+            forecast: (&state.forecast, now.saturating_sub(state.forecast.at)),
         });
         events.lost += unfetched + self.device.as_deref().map_or(0, Device::faults_dropped);
         if let Some(reader) = &mut self.reader
@@ -209,6 +213,7 @@ impl Ticker {
         let moment = Moment::of(&step, now, device.taken);
         self.tap.pass(&state.forecaster, &moment);
         let risk = state.forecaster.advance(&moment);
+        state.forecast.clone_from(&risk);
         let expected = self.expected(state, now);
         let mut view = View {
             taken_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),

@@ -316,6 +316,16 @@ pub(crate) mod attributes {
         "forecast",
         "what the risk was said to be: `up_to_20_percent`, and so on by 20 to `up_to_100_percent`",
     );
+    pub(crate) const SEVERITY: Attribute = always(
+        "cotenant.gpu.warning.severity",
+        "severity",
+        "`warning` (somebody should look), `critical` (somebody should act)",
+    );
+    pub(crate) const WARNING_OUTCOME: Attribute = always(
+        "cotenant.gpu.warning.outcome",
+        "outcome",
+        "`exhausted` (an allocation failed while it stood), `cleared` (it was over and none had)",
+    );
     pub(crate) const FORECAST_OUTCOME: Attribute = always(
         "cotenant.gpu.forecast.outcome",
         "outcome",

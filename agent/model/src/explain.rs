@@ -315,6 +315,7 @@ fn because(incident: &Incident) -> Vec<String> {
             _ => {}
         }
     }
+    lines.extend(incident.warnings.iter().map(reasons::warned));
     for chain in &incident.chains {
         lines.push(format!(
             "{} grew by {} on {}, up to {} before {} was refused.",

@@ -3,17 +3,20 @@
 //!
 //! The method, its assumptions and units are in dashboards/RISK.md.
 
+mod bend;
 mod forecast;
 mod gpu;
 mod identity;
 mod moment;
+mod peaks;
 mod record;
 mod run;
 pub mod score;
 mod series;
 mod spread;
+pub mod warning;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +28,7 @@ use gpu::Gpu;
 
 /// The version of what a [`Forecaster`] remembers: goes up with every change of it, so that no recording is gone on
 /// with by another's memory.
-pub const KNOWLEDGE: u32 = 1;
+pub const KNOWLEDGE: u32 = 2;
 /// What is looked ahead, in seconds. The middle one is the one to warn by.
 pub const HORIZONS: [f64; 3] = [10.0, 60.0, 300.0];
 /// The spelling of [`HORIZONS`] as a label.
@@ -56,14 +59,23 @@ impl Forecaster {
         let mut holdings: BTreeMap<&GpuId, BTreeMap<&Tenant, &Holding>> = BTreeMap::new();
         let mut waited: BTreeMap<&GpuId, f64> = BTreeMap::new();
         for tenant in &moment.tenants {
-            let before = self.reclaim.get(&tenant.tenant).copied().unwrap_or(tenant.reclaim_ns);
+            // In place: a copy of each name at each tick is what a node with many tenants would pay most for.
+            let before = if let Some(known) = self.reclaim.get_mut(&tenant.tenant) {
+                std::mem::replace(known, tenant.reclaim_ns)
+            } else {
+                self.reclaim.insert(tenant.tenant.clone(), tenant.reclaim_ns);
+                tenant.reclaim_ns
+            };
             let fresh = tenant.reclaim_ns.saturating_sub(before) as f64 / 1e9;
             for holding in &tenant.holdings {
                 holdings.entry(&holding.gpu).or_default().insert(&tenant.tenant, holding);
                 *waited.entry(&holding.gpu).or_default() += fresh;
             }
         }
-        self.reclaim = moment.tenants.iter().map(|of| (of.tenant.clone(), of.reclaim_ns)).collect();
+        if self.reclaim.len() > moment.tenants.len() {
+            let here: BTreeSet<&Tenant> = moment.tenants.iter().map(|of| &of.tenant).collect();
+            self.reclaim.retain(|tenant, _| here.contains(tenant));
+        }
         // A GPU that NVML no longer lists is forgotten; one that did not answer is kept.
         self.gpus.retain(|id, _| moment.gpus.iter().any(|gpu| gpu.gpu == *id));
         let none = BTreeMap::new();

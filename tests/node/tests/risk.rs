@@ -51,15 +51,10 @@ fn c22_a_leak_is_warned_of_and_named_before_the_wall() -> Result<()> {
         let text = world.agent.get("/api/v1/risk", "application/json")?;
         let forecast: serde_json::Value = serde_json::from_str(&text)?;
         let gpu = &forecast["gpus"][0];
-        if warned.is_none() && gpu["risk"][1].as_f64() >= Some(0.4) {
-            let shares = gpu["tenants"].as_array().context("tenants")?.iter();
-            let driver = shares
-                .max_by(|one, two| {
-                    one["share"].as_f64().unwrap_or(0.0).total_cmp(&two["share"].as_f64().unwrap_or(0.0))
-                })
-                .context("somebody drives it")?;
+        if warned.is_none() && gpu["warning"].is_object() {
             let name = |tenant: &serde_json::Value| tenant["name"].as_str().unwrap_or_default().to_owned();
-            warned = Some((begun.elapsed(), name(&driver["tenant"]), name(&gpu["victims"][0])));
+            let warning = &gpu["warning"];
+            warned = Some((begun.elapsed(), name(&warning["driver"]), name(&warning["victims"][0])));
         }
         if gpu["exhausted"] == true {
             failed = Some(begun.elapsed());
@@ -75,6 +70,9 @@ fn c22_a_leak_is_warned_of_and_named_before_the_wall() -> Result<()> {
     ensure!(driver.contains("-leak"), "the driver was {driver}");
     ensure!(victim.contains("-trainer"), "the trainer asks for four times as much at once, not {victim}");
 
+    let incident = carries_its_warning(&world, ahead)?;
+    println!("{incident}");
+
     ensure!(recorder.wait()?.success(), "the recorder failed");
     let replayed = Command::new(&program).arg("replay").arg(&file).output()?;
     ensure!(replayed.status.success(), "{}", String::from_utf8_lossy(&replayed.stderr));
@@ -89,4 +87,25 @@ fn c22_a_leak_is_warned_of_and_named_before_the_wall() -> Result<()> {
     ensure!(same > 100, "only {same} forecasts were seen both live and in the replay");
     println!("{same} forecasts are the same live and replayed");
     Ok(())
+}
+
+/// The incident of the first refusal says when it was warned of, and how right that was, in its JSON and in words.
+fn carries_its_warning(world: &World, ahead: Duration) -> Result<String> {
+    let deadline = Instant::now() + Duration::from_secs(15);
+    while Instant::now() < deadline {
+        let answer = world.agent.json("/api/v1/incidents")?;
+        let incidents = answer["incidents"].as_array().context("incidents")?;
+        if let Some(incident) = incidents.iter().find(|of| of["kind"] == "allocation_failure") {
+            let warned = &incident["warnings"][0];
+            let lead = warned["lead_seconds"].as_f64().with_context(|| format!("no warning: {incident}"))?;
+            ensure!((lead - ahead.as_secs_f64()).abs() < 3.0, "{lead} s, seen {ahead:?} ahead");
+            ensure!(warned["victim_right"].is_boolean(), "{warned}");
+            ensure!(warned["driver"]["name"].as_str().is_some_and(|name| name.contains("-leak")), "{warned}");
+            let because = incident["explanation"]["because"].to_string();
+            ensure!(because.contains("It was warned of"), "{because}");
+            return Ok(warned.to_string());
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    anyhow::bail!("no incident of an allocation failure")
 }

@@ -6,12 +6,15 @@ use std::fmt::Write;
 use std::path::Path;
 
 use cotenant_model::risk::score::{Rule, Score};
+use cotenant_model::risk::warning::Bar;
 
 /// Scores of the steady runs and of all of them, by rule.
 #[derive(Debug, Default)]
 pub struct Scores {
     pub steady: BTreeMap<Rule, Score>,
     pub all: BTreeMap<Rule, Score>,
+    /// At other bars: the steady runs, and all of them.
+    bars: Vec<(Bar, Score, Score)>,
 }
 
 impl Scores {
@@ -20,6 +23,40 @@ impl Scores {
         if steady {
             self.steady.entry(rule).or_default().add(score);
         }
+    }
+
+    pub fn add_at(&mut self, steady: bool, bar: Bar, score: &Score) {
+        let place = self.bars.iter().position(|(known, ..)| *known == bar).unwrap_or_else(|| {
+            self.bars.push((bar, Score::default(), Score::default()));
+            self.bars.len() - 1
+        });
+        let (_, quiet, all) = &mut self.bars[place];
+        all.add(score);
+        if steady {
+            quiet.add(score);
+        }
+    }
+
+    /// One line a bar.
+    pub fn sweep_table(&self) -> String {
+        let mut text = String::from(
+            "| warned at a risk of | built up, warned | recall | precision | median lead, s | false a steady GPU-day |\n\
+             |---|---|---|---|---|---|\n",
+        );
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+        for (bar, steady, all) in &self.bars {
+            let (events, warned) = all.warned(true);
+            let leads = all.leads();
+            let _ = writeln!(
+                text,
+                "| {bar} | {warned} of {events} | {} | {} | {} | {} |",
+                number(all.recall()),
+                number(all.precision()),
+                leads.get(leads.len() / 2).map_or_else(|| "-".to_owned(), |lead| format!("{lead:.0}")),
+                number(steady.false_per_day()),
+            );
+        }
+        text
     }
 
     /// One line a rule.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cotenant_model::risk::score::{EventScore, Rule, Score, Scorer};
+use cotenant_model::risk::warning::Bar;
 use cotenant_risk_runs::{SCENARIOS, Scenario, Scores, TUNED_ON, UNSEEN};
 
 fn backtest(seeds: std::ops::Range<u64>) -> Scores {
@@ -19,12 +20,13 @@ fn backtest(seeds: std::ops::Range<u64>) -> Scores {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some((scenario, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    for (rule, score) in one(*scenario, *seed) {
-                        scores.lock().unwrap_or_else(PoisonError::into_inner).add(
-                            scenario.is_steady(),
-                            rule,
-                            &score,
-                        );
+                    let (outcome, bars) = one(*scenario, *seed);
+                    let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
+                    for (rule, score) in outcome {
+                        scores.add(scenario.is_steady(), rule, &score);
+                    }
+                    for (bar, score) in bars {
+                        scores.add_at(scenario.is_steady(), bar, &score);
                     }
                 }
             });
@@ -33,7 +35,10 @@ fn backtest(seeds: std::ops::Range<u64>) -> Scores {
     scores.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn one(scenario: Scenario, seed: u64) -> Vec<(Rule, Score)> {
+/// By rule, and of the forecast at other bars.
+type Outcome = (Vec<(Rule, Score)>, Vec<(Bar, Score)>);
+
+fn one(scenario: Scenario, seed: u64) -> Outcome {
     let run = scenario.run(seed);
     let drivers = run.drivers.clone();
     let mut scorer = Scorer::new(&Rule::ALL);
@@ -51,7 +56,8 @@ fn one(scenario: Scenario, seed: u64) -> Vec<(Rule, Score)> {
             events.join(", ")
         );
     }
-    outcome
+    let at = |bar: Bar| scorer.at_bar(&bar, &drivers).map(|score| (bar, score));
+    (outcome, Bar::sweep().filter_map(at).collect())
 }
 
 fn told(event: &EventScore) -> String {
@@ -72,7 +78,19 @@ fn show(scores: &Scores) {
 #[test]
 #[ignore = "for tuning: the seeds that were tuned on"]
 fn tuned_on() {
-    show(&backtest(TUNED_ON));
+    let scores = backtest(TUNED_ON);
+    show(&scores);
+    println!("{}", scores.sweep_table());
+    if std::env::var_os("COTENANT_BLESS").is_some() {
+        let text = format!(
+            "# Runs drawn from the seeds that were tuned on, and what other thresholds would do there\n\n`COTENANT_BLESS=1 cargo \
+             test -p cotenant-risk-runs --test backtest -- --ignored tuned_on` writes this.\n\n{}\nThe first two lines are the \
+             two severities; below, each probability alone.\n\n{}",
+            scores.table(),
+            scores.sweep_table()
+        );
+        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("results/tuned.md"), text).unwrap();
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@ use super::attributes::{
     HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION, LABEL_KEY, LABEL_SOURCE, LABEL_VALUE,
     LEDGER_HW_ID, LIBRARY_STATE, LIMIT_SCOPE, LIMIT_SOURCE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE,
     OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME,
-    READING, RELATION, REQUEST_SOURCE, RESOURCE, SHARING_MODE, SYMBOL_STATE, TENANT, TENANT_KIND,
-    THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID, XID_SOURCE,
+    READING, RELATION, REQUEST_SOURCE, RESOURCE, SEVERITY, SHARING_MODE, SYMBOL_STATE, TENANT, TENANT_KIND,
+    THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, WARNING_OUTCOME, XID, XID_SOURCE,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -355,6 +355,10 @@ catalogue! {
         "cotenant_gpu_reclaim_risk_victim", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "G x 3",
         "1 for the three tenants whose allocations would be refused first if the GPU filled up, by the sizes and the pace \
          of what they ask for. Read it only with a risk.";
+    ReclaimRiskWarnings: Counter Development Unit::count("{warning}"), "cotenant.gpu.reclaim.risk.warnings",
+        "cotenant_gpu_reclaim_risk_warnings_total", [HW_ID, SEVERITY, WARNING_OUTCOME], "G x 4",
+        "Warnings of the agent itself that are decided, by severity and what came of them. `warning` is raised at a risk of \
+         running out that somebody should look at, `critical` at one that somebody should act on; see RISK.md.";
     SharingMode: Gauge Development Unit::STATE, "cotenant.gpu.sharing.mode", "cotenant_gpu_sharing_mode",
         [HW_ID, SHARING_MODE], "G x 5",
         "1 for how the GPU is shared, 0 for the other ways: told from MIG and compute mode, NVML's MPS lists, grants, and who \

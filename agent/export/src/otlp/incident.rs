@@ -142,7 +142,27 @@ fn events(incident: &Incident) -> Vec<Event> {
             .number("cotenant.seconds_before_refusal", Some(chain.seconds_before));
         event("growth before a refusal", chain.cause.to_unix, attributes)
     });
-    victims.chain(culprits).chain(waits).chain(growth).collect()
+    let warnings = incident.warnings.iter().map(|warned| {
+        let mut attributes = Attributes::default()
+            .named(HW_ID, warned.gpu.as_str())
+            .number("cotenant.warning.lead_seconds", Some(warned.lead_seconds))
+            .number("cotenant.warning.risk", Some(warned.risk))
+            .text("cotenant.warning.severity", warned.severity.as_str())
+            .list("cotenant.warning.victims", warned.victims.iter().map(|tenant| tenant.name.as_str()));
+        if let Some(driver) = &warned.driver {
+            attributes = attributes.named(CULPRIT, &driver.name);
+        }
+        for (key, right) in [
+            ("cotenant.warning.driver_right", warned.driver_right),
+            ("cotenant.warning.victim_right", warned.victim_right),
+        ] {
+            if let Some(right) = right {
+                attributes = attributes.truth(key, right);
+            }
+        }
+        event("warning before a refusal", warned.raised_unix, attributes)
+    });
+    victims.chain(culprits).chain(waits).chain(growth).chain(warnings).collect()
 }
 
 fn event(name: &str, at_unix: f64, attributes: Attributes) -> Event {

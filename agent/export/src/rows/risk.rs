@@ -4,13 +4,16 @@
 use std::collections::BTreeSet;
 
 use cotenant_model::Tenant;
+use cotenant_model::risk::warning::Severity;
 use cotenant_model::risk::{Calibration, GpuForecast, HORIZON_NAMES};
 use cotenant_model::view::View;
 
 use super::tenant::tenant_labels;
 use super::{Labels, Sheet};
 use crate::Id;
-use crate::catalogue::attributes::{FORECAST, FORECAST_OUTCOME, HEADROOM_PART, HORIZON, HW_ID};
+use crate::catalogue::attributes::{
+    FORECAST, FORECAST_OUTCOME, HEADROOM_PART, HORIZON, HW_ID, SEVERITY, WARNING_OUTCOME,
+};
 use crate::label::clean_tenant;
 
 /// What was said, as words: a label that is a number is taken for one.
@@ -39,6 +42,12 @@ pub(super) fn write(sheet: &mut Sheet, view: &View) {
         }
         tenants(sheet, gpu, &known);
         calibration(sheet, &on, &gpu.calibration);
+        for (severity, counts) in Severity::ALL.into_iter().zip(gpu.warnings) {
+            let of = on.clone().with(SEVERITY, severity.as_str());
+            for (outcome, count) in [("exhausted", counts.came_true), ("cleared", counts.cleared)] {
+                sheet.put(Id::ReclaimRiskWarnings, of.clone().with(WARNING_OUTCOME, outcome), count);
+            }
+        }
     }
 }
 

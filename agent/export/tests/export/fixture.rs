@@ -15,6 +15,7 @@ use cotenant_model::grant::{
 use cotenant_model::idle::{HoldersView, IdleHolder};
 use cotenant_model::incident::Kind;
 use cotenant_model::kill::Scope;
+use cotenant_model::risk::warning::WarningCounts;
 use cotenant_model::risk::{
     Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, TenantForecast,
 };
@@ -270,6 +271,8 @@ fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
         victims: tenants.iter().take(3).map(|tenant| tenant.tenant.clone()).collect(),
         exhausted: false,
         calibration: Calibration::default(),
+        warning: None,
+        warnings: [WarningCounts { came_true: 2, cleared: 1 }; 2],
     });
     Forecast { at: Duration::from_secs(100), gpus: gpus.collect() }
 }

@@ -1,8 +1,8 @@
 //! Owns the words of verdicts.
 //! Refuses more than the verdict says.
 
-use super::words::{clock, duration, gib, gib_exact, who};
-use crate::incident::FailureEvidence;
+use super::words::{clock, duration, gib, gib_exact, percent, who};
+use crate::incident::{FailureEvidence, Warned};
 use crate::verdict::{Arena, Because, LimitScope, LimitSource, MissingFact, Verdict, VerdictKind};
 
 /// Where, when no GPU is named.
@@ -71,6 +71,31 @@ pub(super) fn measured(failure: &FailureEvidence) -> String {
         failure.operation.as_str(),
         failure.error,
         if failure.count == 1 { "once".to_owned() } else { format!("{} times", failure.count) },
+    )
+}
+
+/// What the forecast had said, and how right it was.
+pub(super) fn warned(warned: &Warned) -> String {
+    let right = |right: Option<bool>| match right {
+        Some(true) => ", rightly",
+        Some(false) => ", wrongly",
+        None => "",
+    };
+    let driver = warned.driver.as_ref().map_or_else(
+        || "It named no driver".to_owned(),
+        |driver| format!("It named {} as the driver{}", who(driver), right(warned.driver_right)),
+    );
+    let victims: Vec<String> = warned.victims.iter().map(who).collect();
+    let victims = if victims.is_empty() {
+        "nobody as who would be refused".to_owned()
+    } else {
+        format!("{} as who would be refused{}", victims.join(", "), right(warned.victim_right))
+    };
+    format!(
+        "It was warned of {} before, at {} UTC, with a risk of {} within a minute. {driver}, and {victims}.",
+        duration(warned.lead_seconds),
+        clock(warned.raised_unix),
+        percent(warned.risk),
     )
 }
 

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::incident::{
-    Incidents, KillNote, KillScope, Movement, Observation, Rules, Stall, WaitDelta, XidNote,
+    Incidents, KillNote, KillScope, Movement, Observation, Rules, Stall, WaitDelta, WarningNote, XidNote,
 };
+use crate::risk::warning::Severity;
 use crate::verdict::{Ask, Failures, Fold, Success};
 use crate::{CudaError, Culprit, Operation, ProcessId, Tenant, TenantKind};
 
@@ -142,6 +143,28 @@ What to do:
   - Cap docker:burst's memory (MPS limit, framework fraction) or move it or docker:infer to another GPU.
 "
     );
+}
+
+#[test]
+fn a_refusal_that_was_warned_of() {
+    let mut incidents = Incidents::new(Rules::default());
+    let mut failures = Failures::new(Fold::default());
+    let mut observation = observed(T0 + 1.0);
+    let facts = Ask { holders: Some(vec![(tenant("burst"), 70 * GIB)]), ..ask(2 * GIB) };
+    refused(&mut failures, T0 + 1.0, &facts, &mut observation);
+    observation.warnings = vec![WarningNote {
+        gpu: gpu(1),
+        raised_unix: T0 - 44.0,
+        severity: Severity::Warning,
+        risk: 0.62,
+        driver: Some(tenant("burst")),
+        victims: vec![tenant("old"), tenant("infer")],
+    }];
+    incidents.observe(&observation);
+    let words = text(&incidents);
+    let said = "It was warned of 45.0 s before, at 08:45:56 UTC, with a risk of 62 % within a minute. It named docker:burst as \
+                the driver, rightly, and docker:old, docker:infer as who would be refused, rightly.";
+    assert!(words.contains(said), "{words}");
 }
 
 #[test]

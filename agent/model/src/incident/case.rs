@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::place::{Pair, Place, Source};
 use super::pressure::{Sum, Taken};
 use super::timeline::{Chain, Step};
-use super::{IncidentId, KillNote, Kind, Stall, XidNote};
+use super::{IncidentId, KillNote, Kind, Stall, WarningNote, XidNote};
 use crate::verdict::FailureRecord;
 use crate::{GpuId, Tenant, WaitClass};
 
@@ -61,6 +61,8 @@ pub(super) struct Case {
     pub(super) failures: BTreeMap<u64, FailureRecord>,
     pub(super) kills: Vec<KillNote>,
     pub(super) xids: BTreeMap<(GpuId, u32, Option<Tenant>), XidSeen>,
+    /// What stood on a GPU when the first ask there was refused.
+    pub(super) warnings: BTreeMap<GpuId, WarningNote>,
     pub(super) timeline: Vec<Step>,
     pub(super) chains: Vec<Chain>,
     pub(super) merged: Vec<IncidentId>,
@@ -90,6 +92,7 @@ impl Case {
             failures: BTreeMap::new(),
             kills: Vec::new(),
             xids: BTreeMap::new(),
+            warnings: BTreeMap::new(),
             timeline: Vec::new(),
             chains: Vec::new(),
             merged: Vec::new(),
@@ -308,6 +311,9 @@ impl Case {
         }
         for (_, record) in other.failures {
             self.book_failure(&record, Vec::new());
+        }
+        for (gpu, warning) in other.warnings {
+            self.warnings.entry(gpu).or_insert(warning);
         }
         for kill in &other.kills {
             self.book_kill(kill);

@@ -1,6 +1,7 @@
 //! Owns what the incidents are told each tick.
 //! Refuses judgement: these are rows as counted, with the verdicts that came with them.
 
+use super::WarningNote;
 use crate::verdict::FailureRecord;
 use crate::{Culprit, GpuId, Operation, Tenant, WaitClass};
 
@@ -19,6 +20,8 @@ pub struct Observation {
     pub kills: Vec<KillNote>,
     pub xids: Vec<XidNote>,
     pub movements: Vec<Movement>,
+    /// Warnings that stand, as of the last forecast.
+    pub warnings: Vec<WarningNote>,
 }
 
 /// What one culprit made one victim wait in the period.

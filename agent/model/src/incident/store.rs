@@ -7,7 +7,7 @@ use super::case::Case;
 use super::place::{self, Pair, Place, Source, pair};
 use super::pressure::{Key, Period, Pressure};
 use super::timeline::{Chain, Step, Timeline};
-use super::{Incident, IncidentId, Kind, Observation, Rules, State};
+use super::{Incident, IncidentId, Kind, Observation, Rules, State, WarningNote};
 use crate::GpuId;
 use crate::verdict::{FailureRecord, VerdictKind};
 
@@ -194,6 +194,13 @@ impl Incidents {
             let chains = self.chains(record);
             if let Some(case) = self.open.get_mut(&id) {
                 case.book_failure(record, chains);
+                // One that was raised after the refusal warned of nothing.
+                let before = |note: &&WarningNote| {
+                    record.gpu.as_ref() == Some(&note.gpu) && note.raised_unix < record.first_unix
+                };
+                if let Some(note) = observation.warnings.iter().find(before) {
+                    case.warnings.entry(note.gpu.clone()).or_insert_with(|| note.clone());
+                }
                 case.keep(self.now, record.last_unix, record.first_unix);
             }
         }

@@ -7,6 +7,7 @@ use crate::{CudaError, Culprit, TenantKind};
 mod bounds;
 mod joining;
 mod shape;
+mod warned;
 
 const GIB: u64 = 1 << 30;
 const T0: f64 = 1_796_030_000.0;

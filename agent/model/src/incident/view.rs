@@ -3,12 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::action;
 use super::case::Case;
 use super::place::{Place, Source};
 use super::{
     Blame, Evidence, FailureEvidence, GpuBytes, Incident, KillEvidence, Kind, MemoryShares, Rules,
-    StallEvidence, State, Unlisted, Victim, WaitEvidence, WaitShares, XidEvidence,
+    StallEvidence, State, Unlisted, Victim, WaitEvidence, WaitShares, XidEvidence, action, warned,
 };
 use crate::Tenant;
 use crate::verdict::VerdictKind;
@@ -73,6 +72,7 @@ impl Case {
             timeline: self.timeline.clone(),
             chains: self.chains.clone(),
             actions: Vec::new(),
+            warnings: warned::judge(&self.warnings, &self.failures),
             merged: self.merged.clone(),
             unlisted,
         };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::HORIZONS;
+use super::warning::{Severity, Warning, WarningCounts};
 use crate::{GpuId, Tenant};
 
 /// What is to be expected of every GPU, at one moment.
@@ -32,6 +33,10 @@ pub struct GpuForecast {
     /// Allocations have failed here since the last moment.
     pub exhausted: bool,
     pub calibration: Calibration,
+    /// The warning that stands.
+    pub warning: Option<Warning>,
+    /// By severity, in the order of [`Severity::ALL`].
+    pub warnings: [WarningCounts; Severity::ALL.len()],
 }
 
 impl GpuForecast {

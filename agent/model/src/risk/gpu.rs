@@ -11,6 +11,7 @@ use super::moment::{GpuMemory, Holding};
 use super::record::Record;
 use super::series::Series;
 use super::spread::Spread;
+use super::warning::{WarningCounts, Warnings};
 use super::{FOLLOWED, HORIZONS, VICTIMS, WATCH};
 use crate::{GpuId, Tenant};
 
@@ -18,6 +19,8 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Seconds in which the weight of an old ask or failure falls to a third.
 const ASKS_SECONDS: f64 = 15.0;
 const FAILURES_SECONDS: f64 = 60.0;
+/// Evaluation and checkpoints come back within some minutes.
+const SELDOM_SECONDS: f64 = HORIZONS[HORIZONS.len() - 1];
 /// The largest ask of a tenant is believed for about this long.
 const NEED_SECONDS: f64 = 120.0;
 /// An ask whose size nobody knows counts as one of these.
@@ -30,8 +33,9 @@ const RECLAIM_ODDS: f64 = 4.0;
 struct Resident {
     series: Series,
     last: Holding,
-    /// Asks per second, and bytes of the largest, both of late.
+    /// Asks per second, of late and over some minutes, and bytes of the largest of late.
     asks: f64,
+    seldom: f64,
     need: f64,
     /// Failed asks per second, and the room when the last one failed.
     failing: f64,
@@ -44,6 +48,7 @@ impl Resident {
             series: Series::new(at, holding.live as f64),
             last: holding.clone(),
             asks: 0.0,
+            seldom: 0.0,
             need: 0.0,
             failing: 0.0,
             refused_at: 0.0,
@@ -57,6 +62,7 @@ impl Resident {
         let asks = since(holding.allocations, self.last.allocations);
         let size = since(holding.allocated, self.last.allocated) as f64 / asks.max(1) as f64;
         fade(&mut self.asks, elapsed, ASKS_SECONDS, (asks + failures) as f64);
+        fade(&mut self.seldom, elapsed, SELDOM_SECONDS, (asks + failures) as f64);
         fade(&mut self.failing, elapsed, FAILURES_SECONDS, failures as f64);
         if failures > 0 {
             self.refused_at = room;
@@ -69,7 +75,7 @@ impl Resident {
         // Between two ticks the level was as high as a new peak says, or as either end.
         let high =
             if holding.peak > self.last.peak { holding.peak } else { holding.live.max(self.last.live) };
-        self.series.advance(at, holding.live as f64, high as f64, None);
+        self.series.advance(at, holding.live as f64, high as f64, None, failures > 0);
         self.last = holding.clone();
         failures
     }
@@ -112,6 +118,7 @@ pub(super) struct Gpu {
     /// Seconds of waiting for reclaim, per second.
     reclaim: f64,
     record: Record,
+    warnings: Warnings,
 }
 
 impl Gpu {
@@ -135,7 +142,7 @@ impl Gpu {
 
         let rates: f64 = self.runs().map(|series| series.run.rate()).sum();
         let total = self.total.get_or_insert_with(|| Series::new(at, used));
-        total.advance(at, used, used, Some(rates));
+        total.advance(at, used, used, Some(rates), failures > 0);
 
         let free = (memory.used + memory.free) as f64 - used;
         self.free = free;
@@ -146,7 +153,7 @@ impl Gpu {
         }
         let risk = self.risk(free);
         self.record.say(at, &risk);
-        Some(GpuForecast {
+        let mut forecast = GpuForecast {
             gpu: id.clone(),
             headroom: headroom(memory, used, free, holdings),
             risk,
@@ -155,7 +162,14 @@ impl Gpu {
             victims: self.victims(free, rates),
             exhausted,
             calibration: self.record.kept(),
-        })
+            warning: None,
+            warnings: <[WarningCounts; 2]>::default(),
+        };
+        let name = || (forecast.driver().cloned(), forecast.victims.clone());
+        self.warnings.advance(at, &risk, exhausted, name);
+        forecast.warning = self.warnings.standing();
+        forecast.warnings = self.warnings.counts();
+        Some(forecast)
     }
 
     fn take(&mut self, at: f64, elapsed: f64, holdings: &BTreeMap<&Tenant, &Holding>) -> u64 {
@@ -181,7 +195,7 @@ impl Gpu {
             };
             self.poll = Some(Poll { at: polled, memory, ledger: then });
             let rest = memory.used as f64 - then;
-            self.rest.get_or_insert_with(|| Series::new(at, rest)).advance(at, rest, rest, None);
+            self.rest.get_or_insert_with(|| Series::new(at, rest)).advance(at, rest, rest, None, false);
         }
         let since = self.poll.map_or(0.0, |poll| ledger - poll.ledger);
         (memory.used as f64 + since).clamp(0.0, (memory.used + memory.free) as f64)
@@ -223,7 +237,7 @@ impl Gpu {
         if rates < MIB / 60.0 {
             return None;
         }
-        let burst = total.quantile(HORIZONS.len() - 2, 0.1).min(free);
+        let burst = total.quantiles(HORIZONS.len() - 2, [0.1])[0].min(free);
         let seconds = free / rates;
         Some(Exhaustion { seconds, low: (free - burst) / (1.25 * rates), high: 2.0 * seconds })
     }
@@ -239,8 +253,8 @@ impl Gpu {
             .map(|((tenant, resident), weight)| {
                 let mut growth = [Growth::default(); HORIZONS.len()];
                 for (horizon, growth) in growth.iter_mut().enumerate() {
-                    let at = |tail| bytes(resident.series.quantile(horizon, tail));
-                    *growth = Growth { median: at(0.5), p90: at(0.1), p99: at(0.01) };
+                    let [median, p90, p99] = resident.series.quantiles(horizon, [0.5, 0.1, 0.01]).map(bytes);
+                    *growth = Growth { median, p90, p99 };
                 }
                 TenantForecast {
                     tenant: tenant.clone(),
@@ -257,15 +271,17 @@ impl Gpu {
 
     /// Whose ask is refused first: when the room falls below what it asks for, and how soon after that it asks.
     fn victims(&self, free: f64, rates: f64) -> Vec<Tenant> {
-        let pace = rates.max(free / HORIZONS[HORIZONS.len() - 1]).max(1.0);
+        let longest = HORIZONS.len() - 1;
+        let pace = rates.max(free / HORIZONS[longest]).max(1.0);
         let mut order: Vec<(f64, &Tenant)> = self
             .residents
             .iter()
-            .filter(|(_, resident)| resident.asks > 1.0 / HORIZONS[HORIZONS.len() - 1])
+            .filter(|(_, resident)| resident.asks.max(resident.seldom) > 1.0 / HORIZONS[longest])
             .map(|(tenant, resident)| {
-                let gap = resident.series.range(1).1 - resident.series.level;
+                let gap = resident.series.range(longest).1 - resident.series.level;
                 let short = (free - resident.need.max(gap)).max(0.0) / pace;
-                (short + 1.0 / resident.asks, tenant)
+                // On average it asks half of its interval later.
+                (short + 0.5 / resident.asks.max(resident.seldom), tenant)
             })
             .collect();
         order.sort_by(|one, two| one.0.total_cmp(&two.0).then(one.1.cmp(two.1)));
@@ -277,14 +293,10 @@ impl Gpu {
 /// just taken for good. Coming back to a level that was there before adds nothing.
 fn weight(series: &Series, free: f64) -> f64 {
     let minute = 1;
-    let gap = series.gap(minute);
-    let run =
-        Spread::by(free.max(MIB), series.most(minute) - gap, |bytes| series.grows(minute, bytes)).mean();
     let floor = series.range(minute).0;
-    let new = Spread::by(free.max(MIB), f64::INFINITY, |bytes| series.bursts(minute, bytes + gap)).mean();
     let (old_floor, _) = series.range(HORIZONS.len() - 1);
     // Taken for good: the floor of late above the floor of before.
-    run + new + 0.1 * (floor - old_floor).max(0.0)
+    series.mean(minute, free.max(MIB)) + 0.1 * (floor - old_floor).max(0.0)
 }
 
 fn raised(risk: f64, odds: f64) -> f64 {

@@ -9,12 +9,11 @@ use std::collections::BTreeMap;
 pub use rule::{Rule, RuleError};
 pub use tally::{Bin, EventScore, Score};
 
+use super::warning::{Bar, Change, Watch};
 use super::{Forecast, Forecaster, HORIZONS, Holding, Moment, WARN};
 use crate::{GpuId, Tenant};
 use rule::Line;
 
-/// A warning stands until its rule was silent for this long.
-const HOLD: f64 = 60.0;
 /// Failures within this of one another are one event.
 const EVENT_GAP: f64 = 120.0;
 /// A warning counts for an event when it came this long before: not earlier, nobody acts on older ones.
@@ -22,19 +21,13 @@ pub const LEAD_LEAST: f64 = 30.0;
 pub const LEAD_MOST: f64 = 900.0;
 /// Forecasts are scored this often; the moments in between are much the same.
 const SCORED_EVERY: f64 = 10.0;
-/// Our own warning: the risk within a minute stands at this for two moments, or that within five at more for longer.
-pub const RAISE: f64 = 0.4;
-pub const RAISE_EARLY: f64 = 0.65;
-/// Moments that an early warning takes.
-pub const EARLY: usize = 30;
-
 /// What is remembered of one GPU at one moment.
 #[derive(Clone, Debug)]
 struct Sighting {
     at: f64,
     exhausted: bool,
     /// Within the longest horizon, by our forecast.
-    early: f64,
+    longest: f64,
     /// By rule.
     said: Vec<f64>,
     driver: Option<Tenant>,
@@ -118,7 +111,7 @@ impl Scorer {
             self.seen.entry(gpu.gpu.clone()).or_default().push(Sighting {
                 at,
                 exhausted: gpu.exhausted,
-                early: gpu.risk[HORIZONS.len() - 1],
+                longest: gpu.risk[HORIZONS.len() - 1],
                 said,
                 driver: gpu.driver().cloned(),
                 victim: gpu.victims.first().cloned(),
@@ -130,15 +123,23 @@ impl Scorer {
 
     /// The scores by rule. `drivers` are who filled the memory, where that is known; any of them is right.
     pub fn finish(&self, drivers: &[Tenant]) -> Vec<(Rule, Score)> {
-        let score = |(index, rule): (usize, &Rule)| {
-            let mut score = Score::default();
-            for (gpu, seen) in &self.seen {
-                let rooms = self.rooms.get(gpu).map_or(&[][..], Vec::as_slice);
-                score.add(&of_gpu(seen, rooms, index, *rule, drivers));
-            }
-            (*rule, score)
-        };
+        let score = |(index, rule): (usize, &Rule)| (*rule, self.score(index, *rule, drivers, &Bar::WARNING));
         self.rules.iter().enumerate().map(score).collect()
+    }
+
+    /// The score of the forecast if it warned at another bar; `None` when it is not among the rules.
+    pub fn at_bar(&self, bar: &Bar, drivers: &[Tenant]) -> Option<Score> {
+        let index = self.rules.iter().position(|rule| *rule == Rule::Risk)?;
+        Some(self.score(index, Rule::Risk, drivers, bar))
+    }
+
+    fn score(&self, index: usize, rule: Rule, drivers: &[Tenant], bar: &Bar) -> Score {
+        let mut score = Score::default();
+        for (gpu, seen) in &self.seen {
+            let rooms = self.rooms.get(gpu).map_or(&[][..], Vec::as_slice);
+            score.add(&of_gpu(seen, rooms, index, rule, drivers, bar));
+        }
+        score
     }
 }
 
@@ -159,35 +160,27 @@ fn events(seen: &[Sighting]) -> Vec<usize> {
     events
 }
 
-/// From when to when a rule's warnings stood, as indexes. A warning ends with its event, or when its rule is silent.
-fn warnings(seen: &[Sighting], index: usize, rule: Rule) -> Vec<(usize, usize)> {
-    let mut warnings = Vec::new();
-    let mut open: Option<(usize, f64)> = None;
-    let (mut row, mut early) = (0, 0);
-    let (mut failed, mut over) = (f64::NEG_INFINITY, true);
-    for (place, sighting) in seen.iter().enumerate() {
-        if sighting.exhausted {
-            (failed, over) = (sighting.at, false);
-        } else if !over && sighting.at - failed > HOLD {
-            over = true;
-            (row, early) = (0, 0);
-            warnings.extend(open.take().map(|(begun, _)| (begun, place)));
-        }
-        let (raise, moments) = if rule == Rule::Risk { (RAISE, 2) } else { (0.5, 1) };
-        row = if sighting.said[index] >= raise { row + 1 } else { 0 };
-        early = if rule == Rule::Risk && sighting.early >= RAISE_EARLY { early + 1 } else { 0 };
-        let raised = row >= moments || early >= EARLY;
-        match &mut open {
-            Some((_, last)) if row > 0 || early > 0 => *last = sighting.at,
-            Some((begun, last)) if sighting.at - *last > HOLD => {
-                warnings.push((*begun, place));
-                open = None;
+/// The bar of a rule that says yes or no.
+const PLAIN: Bar = Bar { minute: 0.5, minute_for: 0.0, longest: f64::INFINITY, longest_for: 0.0 };
+
+/// From when to when a rule's warnings stood, as indexes.
+fn warnings(seen: &[Sighting], index: usize, rule: Rule, bar: &Bar) -> Vec<(usize, usize)> {
+    let bar = if rule == Rule::Risk { bar } else { &PLAIN };
+    let (mut warnings, mut watch, mut begun) = (Vec::new(), Watch::default(), 0);
+    let mut open = false;
+    for (place, of) in seen.iter().enumerate() {
+        match watch.advance(bar, of.at, of.said[index], of.longest, of.exhausted) {
+            Some(Change::Raised) => (begun, open) = (place, true),
+            Some(Change::Cleared | Change::Ended) => {
+                warnings.push((begun, place));
+                open = false;
             }
-            None if raised => open = Some((place, sighting.at)),
-            _ => {}
+            Some(Change::CameTrue) | None => {}
         }
     }
-    warnings.extend(open.map(|(begun, _)| (begun, seen.len())));
+    if open {
+        warnings.push((begun, seen.len()));
+    }
     warnings
 }
 
@@ -214,11 +207,18 @@ fn built_up(rooms: &[Room], event: f64) -> bool {
     })
 }
 
-fn of_gpu(seen: &[Sighting], rooms: &[Room], index: usize, rule: Rule, drivers: &[Tenant]) -> Score {
+fn of_gpu(
+    seen: &[Sighting],
+    rooms: &[Room],
+    index: usize,
+    rule: Rule,
+    drivers: &[Tenant],
+    bar: &Bar,
+) -> Score {
     let mut score = Score::default();
     let [first, .., last] = seen else { return score };
     score.gpu_seconds = last.at - first.at;
-    let warnings = warnings(seen, index, rule);
+    let warnings = warnings(seen, index, rule, bar);
     let events = events(seen);
     for event in &events {
         let at = seen[*event].at;

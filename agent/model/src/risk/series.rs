@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::HORIZONS;
+use super::peaks::Peaks;
 use super::run::Run;
 
 /// A horizon is watched in this many slots.
@@ -22,7 +23,7 @@ const FORGET: f32 = 1.0 - 1.0 / 600.0;
 /// How close to their mean the rises of one bin are taken to lie.
 const CLOSE: f64 = 0.01;
 /// Windows without growth that every tenant starts with: windows overlap, ten are one horizon's worth.
-const CALM: f64 = 30.0;
+const CALM: f64 = 10.0;
 
 /// Where a level stands in its own range: what comes next depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,8 +51,8 @@ struct Slot {
 /// What windows did that began in one phase: how many came back to their ceiling, and how far they went above it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Bursts {
-    /// Windows, by how far they went above the ceiling, and the mean of each bin.
-    counts: Vec<f32>,
+    /// Windows that went so far above the ceiling or farther, by bin, and the mean of each bin.
+    reached: Vec<f32>,
     means: Vec<f32>,
     windows: f64,
     returned: f64,
@@ -59,23 +60,30 @@ struct Bursts {
 
 impl Bursts {
     fn new() -> Self {
-        Self { counts: vec![0.0; BINS], means: vec![0.0; BINS], windows: 0.0, returned: 0.0 }
+        // One more than there are bins: nothing goes beyond the last.
+        Self { reached: vec![0.0; BINS + 1], means: vec![0.0; BINS], windows: 0.0, returned: 0.0 }
+    }
+
+    fn count(&self, bin: usize) -> f32 {
+        self.reached[bin] - self.reached[bin + 1]
     }
 
     /// A window that rose by `growth` where the ceiling was `gap` above.
     fn add(&mut self, growth: f64, gap: f64) {
-        for count in &mut self.counts {
-            *count *= FORGET;
+        for reached in &mut self.reached {
+            *reached *= FORGET;
         }
         let forget = f64::from(FORGET);
         self.windows = self.windows * forget + 1.0;
         self.returned = self.returned * forget + f64::from(u8::from(growth >= 0.9 * gap));
         let growth = growth - gap;
         let bin = bin(growth);
-        self.counts[bin] += 1.0;
+        for reached in &mut self.reached[..=bin] {
+            *reached += 1.0;
+        }
         #[allow(clippy::cast_possible_truncation, reason = "a rise in bytes, to seven digits")]
         let growth = growth as f32;
-        self.means[bin] += (growth - self.means[bin]) / self.counts[bin];
+        self.means[bin] += (growth - self.means[bin]) / self.count(bin).max(1.0);
     }
 
     /// The part of the windows that rose by more than `bytes`, with the ceiling `gap` above.
@@ -89,11 +97,11 @@ impl Bursts {
     /// same level each time must not seem to pass a wall that it always stops short of.
     fn passes(&self, bytes: f64) -> f64 {
         let first = bin(bytes);
-        let whole: f64 = self.counts[first + 1..].iter().map(|count| f64::from(*count)).sum();
+        let whole = f64::from(self.reached[first + 1]);
         let mean = f64::from(self.means[first]);
         let around = (CLOSE * mean).max(1.0);
         let part = if first == 0 { 0.0 } else { ((mean + around - bytes) / (2.0 * around)).clamp(0.0, 1.0) };
-        (whole + part * f64::from(self.counts[first])) / (CALM + self.windows)
+        (whole + part * f64::from(self.count(first))) / (CALM + self.windows)
     }
 }
 
@@ -153,11 +161,16 @@ impl Scale {
                 (slot.ceiling, slot.ceiling_at) = (high, at);
             }
         }
-        (self.floor, self.ceiling) = self.slots.iter().fold((level, level), |(floor, ceiling), slot| {
-            (floor.min(slot.floor), ceiling.max(slot.ceiling))
-        });
+        (self.floor, self.ceiling) = if self.slots.is_empty() {
+            (level, high)
+        } else {
+            (self.floor.min(level), self.ceiling.max(high))
+        };
         let range = self.ceiling - self.floor;
-        self.phase = if range < (32.0 * MIB).max(0.01 * self.ceiling) {
+        // Within the longest horizon most levels pass through all of their range: where it stands now says little.
+        self.phase = if self.horizon >= HORIZONS[HORIZONS.len() - 1]
+            || range < (32.0 * MIB).max(0.01 * self.ceiling)
+        {
             Phase::Flat
         } else if level < self.floor + 0.5 * range {
             Phase::Low
@@ -170,6 +183,10 @@ impl Scale {
         self.learn();
         if self.slots.len() == RANGE {
             self.slots.pop_front();
+            // An old extreme may have gone with it.
+            (self.floor, self.ceiling) = self.slots.iter().fold((level, level), |(floor, ceiling), slot| {
+                (floor.min(slot.floor), ceiling.max(slot.ceiling))
+            });
         }
         let (phase, gap) = (self.phase, self.ceiling - level);
         self.slots.push_back(Slot {
@@ -206,18 +223,28 @@ impl Scale {
 pub(super) struct Series {
     pub(super) run: Run,
     pub(super) level: f64,
+    peaks: Peaks,
     scales: Vec<Scale>,
 }
 
 impl Series {
     pub(super) fn new(at: f64, level: f64) -> Self {
-        Self { run: Run::new(at, level), level, scales: HORIZONS.iter().map(|h| Scale::new(*h)).collect() }
+        Self {
+            run: Run::new(at, level),
+            level,
+            peaks: Peaks::new(at, level),
+            scales: HORIZONS.iter().map(|h| Scale::new(*h)).collect(),
+        }
     }
 
-    /// `high` is the most that the level may have been since the last call; `rate` overrides the run's own.
-    pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, rate: Option<f64>) {
+    /// `high` is the most that the level may have been since the last call; `rate` overrides the run's own; `refused`
+    /// says that it met the wall.
+    pub(super) fn advance(&mut self, at: f64, level: f64, high: f64, rate: Option<f64>, refused: bool) {
         self.run.advance(at, level);
         self.level = level;
+        if self.peaks.advance(at, level, high.max(level), refused) {
+            self.scales.iter_mut().for_each(|scale| scale.slots.clear());
+        }
         let rate = rate.unwrap_or_else(|| self.run.rate());
         for scale in &mut self.scales {
             scale.advance(at, level, high.max(level), rate);
@@ -225,10 +252,14 @@ impl Series {
     }
 
     /// The probability of rising by more than `bytes` within a horizon, its run aside: how often it did before, when
-    /// it stood in its range as it stands now.
+    /// it stood in its range as it stands now, and no more than its peaks come so high.
     pub(super) fn bursts(&self, horizon: usize, bytes: f64) -> f64 {
         let scale = &self.scales[horizon];
-        scale.bursts(scale.phase).exceeds(bytes, self.gap(horizon))
+        let often = scale.bursts(scale.phase).exceeds(bytes, self.gap(horizon));
+        if often < 0.01 {
+            return often;
+        }
+        often.min(self.peaks.pass(self.level, self.level + bytes, HORIZONS[horizon]))
     }
 
     /// The probability that the run alone adds more than `bytes` within a horizon to the ceiling of late.
@@ -236,7 +267,10 @@ impl Series {
     /// Below the ceiling it only comes back, which is what [`Self::bursts`] are about.
     pub(super) fn grows(&self, horizon: usize, bytes: f64) -> f64 {
         let bytes = bytes + self.gap(horizon);
-        if self.run.rate() <= 0.0 || bytes > self.most(horizon) { 0.0 } else { self.run.survives(bytes) }
+        if self.run.rate() <= 0.0 || bytes > self.most(horizon) {
+            return 0.0;
+        }
+        self.run.survives(bytes).min(self.peaks.pass(self.level, self.level + bytes, HORIZONS[horizon]))
     }
 
     /// From the level up to the ceiling of the last two horizons.
@@ -246,7 +280,7 @@ impl Series {
 
     /// What the run adds if it lasts through the horizon.
     pub(super) fn most(&self, horizon: usize) -> f64 {
-        self.run.rate() * HORIZONS[horizon]
+        self.run.within(HORIZONS[horizon])
     }
 
     /// The probability of rising by more than `bytes` within a horizon, by run or burst.
@@ -254,17 +288,41 @@ impl Series {
         1.0 - (1.0 - self.bursts(horizon, bytes)) * (1.0 - self.grows(horizon, bytes))
     }
 
-    /// The growth that is exceeded with probability `tail`, found by halving.
-    pub(super) fn quantile(&self, horizon: usize, tail: f64) -> f64 {
-        let (mut low, mut high) = (0.0, edge(BINS));
-        if self.rises(horizon, LEAST) <= tail {
+    /// The growths that are exceeded with these probabilities, falling ones, read off a grid of octaves.
+    pub(super) fn quantiles<const N: usize>(&self, horizon: usize, tails: [f64; N]) -> [f64; N] {
+        let mut found = [0.0; N];
+        let (mut bytes, mut above) = (LEAST, self.rises(horizon, LEAST));
+        // Tails that no growth at all exceeds stay at 0.
+        let mut open = tails.iter().take_while(|tail| above <= **tail).count()..N;
+        while !open.is_empty() && bytes < edge(BINS) {
+            let (wider, then) = (2.0 * bytes, self.rises(horizon, 2.0 * bytes).min(above));
+            while let Some(place) = open.clone().next()
+                && then <= tails[place]
+            {
+                let part = if above > then { (above - tails[place]) / (above - then) } else { 1.0 };
+                found[place] = bytes * part.clamp(0.0, 1.0).exp2();
+                open.next();
+            }
+            (bytes, above) = (wider, then);
+        }
+        for place in open {
+            found[place] = bytes;
+        }
+        found
+    }
+
+    /// What is added on average within a horizon, no more than `room`: by its run above the ceiling of late, and by
+    /// bursts above that.
+    pub(super) fn mean(&self, horizon: usize, room: f64) -> f64 {
+        const POINTS: usize = 12;
+        let gap = self.gap(horizon);
+        if self.run.rate() <= 0.0 && self.bursts(horizon, LEAST + gap) < 1e-4 {
             return 0.0;
         }
-        for _ in 0..14 {
-            let middle = f64::midpoint(low, high);
-            if self.rises(horizon, middle) > tail { low = middle } else { high = middle }
-        }
-        high
+        let step = room / POINTS as f64;
+        let at = |point: usize| (point as f64 + 0.5) * step;
+        let sum = |of: &dyn Fn(f64) -> f64| (0..POINTS).map(|point| of(at(point))).sum::<f64>() * step;
+        sum(&|bytes| self.grows(horizon, bytes)) + sum(&|bytes| self.bursts(horizon, bytes + gap))
     }
 
     /// Least and most of the last two horizons.
@@ -284,7 +342,7 @@ mod tests {
         let mut levels = levels.into_iter().enumerate();
         let mut series = Series::new(0.0, levels.next().map_or(0.0, |(_, level)| level));
         for (second, level) in levels {
-            series.advance(second as f64, level, level, None);
+            series.advance(second as f64, level, level, None, false);
         }
         series
     }
@@ -304,7 +362,8 @@ mod tests {
         let leak = lived((0..600).map(|second| 0.05 * GIB * f64::from(second)));
         assert!(leak.bursts(1, 0.5 * GIB) < 0.1, "{}", leak.bursts(1, 0.5 * GIB));
         assert!(leak.grows(1, 2.5 * GIB) > 0.85);
-        assert!((leak.quantile(1, 0.5) / GIB - 3.0).abs() < 0.2, "{}", leak.quantile(1, 0.5) / GIB);
+        let [median] = leak.quantiles(1, [0.5]);
+        assert!((median / GIB - 3.0).abs() < 0.6, "{}", median / GIB);
     }
 
     #[test]

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use cotenant_host::Host;
 use cotenant_model::{
     Absence, GpuId, MemoryKind,
+    risk::Forecast,
     sample::{Confidence, End, FailureRow, KernelSample, ProcessSample},
     verdict::VerdictKind,
 };
@@ -57,7 +58,9 @@ impl Node {
         });
         let device = DeviceSample::absent(std::time::Duration::ZERO, Absence::NotYet);
         let (tenants, blame) = (BTreeMap::new(), BTreeMap::new());
+        let forecast = Forecast::default();
         let tick = Tick {
+            forecast: (&forecast, std::time::Duration::ZERO),
             kernel: &kernel,
             device: &device,
             tenants: &tenants,

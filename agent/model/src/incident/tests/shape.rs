@@ -38,6 +38,7 @@ fn json_keys_are_those_documented() {
         "victims",
         "culprits",
         "wait_shares",
+        "warnings",
         "memory_shares",
         "evidence",
         "timeline",

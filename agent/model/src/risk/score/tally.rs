@@ -81,6 +81,17 @@ impl Score {
         (of.len(), of.iter().filter(|event| event.lead.is_some()).count())
     }
 
+    /// The part of what built up that was warned of in time; `None` where nothing did.
+    pub fn recall(&self) -> Option<f64> {
+        let (events, warned) = self.warned(true);
+        (events > 0).then(|| warned as f64 / events as f64)
+    }
+
+    /// The part of the warnings that were not false; `None` without any.
+    pub fn precision(&self) -> Option<f64> {
+        (self.warnings > 0).then(|| 1.0 - self.false_warnings as f64 / self.warnings as f64)
+    }
+
     /// Lead times of the events that were warned of, shortest first.
     pub fn leads(&self) -> Vec<f64> {
         let mut leads: Vec<f64> = self.events.iter().filter_map(|event| event.lead).collect();
