@@ -20,6 +20,7 @@ mod node;
 mod notify;
 mod paging;
 mod papers;
+mod pulse;
 mod record;
 mod registry;
 mod replay;

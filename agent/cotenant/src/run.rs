@@ -37,6 +37,7 @@ use crate::{
     node::Ticker,
     notify::Notify,
     paging::Paging,
+    pulse::Pulse,
     record::Tap,
     registry::Registry,
     reports::Reports,
@@ -98,6 +99,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         threads.push(confined(confinement, Work::Attach, "discovery", move || discovery.run(&stop))?);
     }
     let paging = Paging::new(config, &story);
+    let pulse = Arc::new(Pulse::new(started, config.agent.interval));
     let ticker = Ticker {
         pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
@@ -125,6 +127,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
         notify: Notify::from_environment(),
+        pulse: Arc::clone(&pulse),
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
@@ -139,7 +142,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let pages = router(Shared { published, story, tap, exemplars: telemetry.exemplars() }, &gate);
+    let pages = router(Shared { published, pulse, story, tap, exemplars: telemetry.exemplars() }, &gate);
     runtime.spawn(Arc::clone(&gate).keep());
     let served = runtime.block_on(async {
         serve(listener, pages, gate, stopping()?, GRACE).await;

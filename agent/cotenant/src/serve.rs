@@ -44,6 +44,7 @@ pub(crate) use listen::serve;
 use crate::{
     events::{Story, told},
     features,
+    pulse::Pulse,
     record::{self, Tap},
 };
 
@@ -51,6 +52,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) published: Arc<ArcSwapOption<View>>,
+    pub(crate) pulse: Arc<Pulse>,
     pub(crate) story: Arc<Mutex<Story>>,
     pub(crate) tap: Arc<Tap>,
     pub(crate) exemplars: Arc<Mutex<Exemplars>>,
@@ -59,7 +61,7 @@ pub(crate) struct Shared {
 pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .route("/status", get(status))
         .route("/api/v1/incidents", get(incidents))
@@ -76,6 +78,17 @@ fn not_yet() -> Response {
         .into_response()
 }
 
+/// Whether the tick comes to its end: what is served is what it published last.
+fn stuck(pulse: &Pulse) -> Option<Response> {
+    let ago = pulse.stuck()?.as_secs();
+    let text = format!("no tick has come to its end for {ago} s: the agent hangs, start it again\n");
+    Some((StatusCode::SERVICE_UNAVAILABLE, text).into_response())
+}
+
+async fn alive(State(Shared { pulse, .. }): State<Shared>) -> Response {
+    stuck(&pulse).unwrap_or_else(|| "ok\n".into_response())
+}
+
 async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, headers: HeaderMap) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
@@ -90,9 +103,12 @@ async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, head
 }
 
 async fn ready(
-    State(Shared { published, .. }): State<Shared>,
+    State(Shared { published, pulse, .. }): State<Shared>,
     anonymous: Option<Extension<gate::Anonymous>>,
 ) -> Response {
+    if let Some(stuck) = stuck(&pulse) {
+        return stuck;
+    }
     let Some(view) = published.load_full() else { return not_yet() };
     let features = &view.agent.features;
     let ready = features::ready(features);

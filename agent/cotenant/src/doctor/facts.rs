@@ -14,6 +14,7 @@ use cotenant_model::{device::DeviceSample, view::Feature};
 
 use super::ask::{self, Agent};
 use crate::{
+    client::Access,
     config::Config,
     discovery::chain,
     events::open_log,
@@ -68,7 +69,11 @@ pub(super) struct Facts {
     pub(super) agent: Option<Agent>,
 }
 
-pub(super) fn gather(config: &Config, configuration: Result<Option<String>, String>) -> Facts {
+pub(super) fn gather(
+    config: &Config,
+    configuration: Result<Option<String>, String>,
+    access: &Access,
+) -> Facts {
     let host = Host::at(&config.agent.root);
     let live = host.is_running();
     // Before any thread is started: they see the mount as this one does.
@@ -103,7 +108,7 @@ pub(super) fn gather(config: &Config, configuration: Result<Option<String>, Stri
         copies: copies(&host),
         kubelet,
         runtime,
-        agent: live.then(|| ask::agent(config.server.listen)),
+        agent: live.then(|| ask::agent(config.server.listen, access)),
         surroundings,
     }
 }
