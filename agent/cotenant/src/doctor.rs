@@ -110,7 +110,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         Output::Json => println!("{}", print::json(&facts, &checks, verdict)),
     }
     if let Some(path) = &options.bundle {
-        match bundle::write(path, &facts, &print::json(&facts, &checks, verdict), &overrides, &options.access) {
+        match bundle::write(path, &facts, &print::json(&facts, &checks, verdict), &overrides, &options.access)
+        {
             Ok(entries) => eprint!("{}: {entries}", path.display()),
             Err(error) => {
                 eprintln!("cotenant: {error:#}");

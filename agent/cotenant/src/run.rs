@@ -42,7 +42,7 @@ use crate::{
     registry::Registry,
     reports::Reports,
     rights::{self, Confinement, Work},
-    serve::{Gate, Shared, router, serve},
+    serve::{Gate, Shared, health, router, serve},
     stacks::Stacks,
     telemetry::Telemetry,
 };
@@ -135,14 +135,15 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     threads.push(confined(confinement, Work::Read, "tick", move || ticker.run(&settings, &ending))?);
     // What is left to this thread is to wait, and to accept connections.
     confinement.confine(Work::Outside);
+    let shared = Shared { published, pulse, story, tap, exemplars: telemetry.exemplars() };
     runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
-    door.map(|door| runtime.spawn(door.hear(release)));
+    door.map(|door| runtime.spawn(door.hear(release, health(shared.clone()))));
     if let Some(paging) = paging {
         let stop = Arc::clone(&stop);
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let pages = router(Shared { published, pulse, story, tap, exemplars: telemetry.exemplars() }, &gate);
+    let pages = router(shared, &gate);
     runtime.spawn(Arc::clone(&gate).keep());
     let served = runtime.block_on(async {
         serve(listener, pages, gate, stopping()?, GRACE).await;

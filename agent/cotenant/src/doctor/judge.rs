@@ -143,7 +143,10 @@ fn agent(agent: &Agent) -> Feature {
         Err(Unasked::Unadmitted { reason, remedy }) => {
             let seen = format!("the agent on {address} does not let doctor in: {reason}");
             let closed = remedied(feature(name, FeatureState::Degraded, seen), remedy.clone());
-            return Feature { lost: "what the agent says of itself: it is not in this answer".to_owned(), ..closed };
+            return Feature {
+                lost: "what the agent says of itself: it is not in this answer".to_owned(),
+                ..closed
+            };
         }
     };
     let version = status["version"].as_str().unwrap_or("of a version it does not say");

@@ -235,7 +235,8 @@ fn an_agent_that_lets_nobody_in_is_a_question_without_an_answer() {
     config.agent.root = host.0.path().to_owned();
     let mut facts = facts::gather(&config, Ok(None), &Access::default());
     let mut say = |status| {
-        facts.agent = Some(ask::Agent { address: config.server.listen, status: Err(status), readiness: None });
+        facts.agent =
+            Some(ask::Agent { address: config.server.listen, status: Err(status), readiness: None });
         judge::judge(&facts).into_iter().find(|check| check.name == "agent").expect("an agent")
     };
     let absent = say(ask::Unasked::Absent("refused".to_owned()));

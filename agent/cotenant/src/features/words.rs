@@ -104,7 +104,7 @@ static WORDS: &[(&str, &str, &str)] = &[
     (
         "kernel_log",
         "the limit's owner of a kill, and Xids",
-        "CAP_SYSLOG (or sysctl kernel.dmesg_restrict=0), and the host's /dev/kmsg mounted",
+        "give the agent CAP_SYSLOG (or sysctl kernel.dmesg_restrict=0); /dev/kmsg itself is not needed, syslog(2) stands in for it",
     ),
     (
         "kernel_symbols",
@@ -116,6 +116,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "kubelet",
         "which GPUs are granted to which pod",
         "mount /var/lib/kubelet/pod-resources from the host; systemctl status kubelet",
+    ),
+    (
+        "libcuda",
+        "allocations through the libcuda files that are not probed",
+        "curl -s http://127.0.0.1:9468/status | jq .libraries says what was refused, and why",
     ),
     (
         "libraries",
