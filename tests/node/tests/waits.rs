@@ -3,9 +3,14 @@
 //!
 //! At scale 1 and without spinning, where it says nothing else: a spinner that gets a lock is a turn that nobody saw.
 
-use std::{collections::BTreeMap, fmt::Write as _, thread::sleep, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use cotenant_model::Operation;
 use cotenant_node::{
     Agent, Cgroup, SimulatedNode, Tenant, losses,
@@ -28,6 +33,8 @@ fn accuracy() -> f64 {
     if slowness() > 1 { 0.9 } else { 0.95 }
 }
 const INNOCENT: f64 = 0.01;
+/// Two ticks take at most this.
+const TICKS: Duration = Duration::from_secs(20);
 /// Less than this in all proves nothing about a victim.
 const ENOUGH: f64 = 0.1;
 
@@ -96,7 +103,22 @@ impl Stage {
 
     fn moment(&self) -> Result<Moment> {
         sleep(settling());
+        self.two_ticks()?;
         Ok(Moment { scrape: self.agent.scrape()?, truth: WaitTruth::read(&self.node.directory)? })
+    }
+
+    /// Until a tick that began after this call is through, however long one takes.
+    fn two_ticks(&self) -> Result<()> {
+        let taken = || Ok::<_, anyhow::Error>(self.agent.status()?["taken"].as_f64().unwrap_or_default());
+        let begun = Instant::now();
+        for _ in 0..2 {
+            let before = taken()?;
+            while taken()? <= before {
+                ensure!(begun.elapsed() < TICKS * slowness(), "the agent does not tick");
+                sleep(Duration::from_millis(20) * slowness());
+            }
+        }
+        Ok(())
     }
 
     /// Lets everybody go on at once, and waits for each `done`.
@@ -235,12 +257,17 @@ fn c108_each_of_two_names_the_other_whatever_the_clock() -> Result<()> {
     let [first, second] = labels.map(|label| label.expect("a guest"));
     let act = stage.act()?;
     for (victim, culprit) in [(&first, &second), (&second, &first)] {
-        let of = act.truth.iter().find(|((of, by, class), _)| {
-            of == victim && by == culprit && class.as_str() == "rm_api_lock"
-        });
+        let of = act
+            .truth
+            .iter()
+            .find(|((of, by, class), _)| of == victim && by == culprit && class.as_str() == "rm_api_lock");
         let truly = of.map_or(0.0, |(_, seconds)| *seconds);
         let told = act.blame(victim, culprit, "rm_api_lock");
-        assert!(truly > ENOUGH && told > truly / 2.0 && told < truly * 1.5, "{told} of {truly}\n{}", act.table());
+        assert!(
+            truly > ENOUGH && told > truly / 2.0 && told < truly * 1.5,
+            "{told} of {truly}\n{}",
+            act.table()
+        );
         let of_victim = act.published(BLAME, &[("victim", victim)]);
         let right: f64 = [culprit, "device"]
             .iter()
