@@ -63,6 +63,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // The port first: two agents on one port are told apart before anything is attached.
     let listener = bind(&runtime, config.server.listen)?;
     let Loaded { kernel, pair, mut features, sees_pids } = load(config, &host);
+    let confinement =
+        confinement.attaching(kernel.as_ref().is_some_and(|kernel| !kernel.probes.links_many()));
     features.extend(rights::features(&held).into_iter().chain([dropped]));
     let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
     let release = Arc::new(Release::new(device.clone()));
