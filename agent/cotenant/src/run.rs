@@ -145,12 +145,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let pages = router(shared, &gate);
-    runtime.spawn(Arc::clone(&gate).keep());
-    let served = runtime.block_on(async {
-        serve(listener, pages, gate, stopping()?, GRACE).await;
-        anyhow::Ok(())
-    });
+    let served = answer(&runtime, listener, shared, gate);
     info!("stopping");
     Notify::from_environment().stopping();
     stop.store(true, Ordering::Relaxed);
@@ -159,6 +154,16 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served
+}
+
+/// Serves until somebody asks for a stop.
+fn answer(runtime: &Runtime, listener: TcpListener, shared: Shared, gate: Arc<Gate>) -> Result<()> {
+    let pages = router(shared, &gate);
+    runtime.spawn(Arc::clone(&gate).keep());
+    runtime.block_on(async {
+        serve(listener, pages, gate, stopping()?, GRACE).await;
+        Ok(())
+    })
 }
 
 /// The threads that answer, which keep no capability.

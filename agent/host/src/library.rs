@@ -307,7 +307,10 @@ mod tests {
                 let host = Host::at(root.path());
                 let found = host.configured_libraries();
                 let path = &found[0].as_ref().unwrap().path;
-                assert_eq!((found.len(), path.as_str()), (1, format!("/{directory}/libcuda.so.580.95.05").as_str()));
+                assert_eq!(
+                    (found.len(), path.as_str()),
+                    (1, format!("/{directory}/libcuda.so.580.95.05").as_str())
+                );
                 assert_eq!(host.hardware().library_versions, ["580.95.05"], "{directory}");
                 looked += 1;
             }

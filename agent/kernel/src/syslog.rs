@@ -3,7 +3,7 @@
 
 use std::io;
 
-/// `SYSLOG_ACTION_READ_ALL` and `SYSLOG_ACTION_SIZE_BUFFER`: with CAP_SYSLOG, or where `kernel.dmesg_restrict` is 0.
+/// `SYSLOG_ACTION_READ_ALL` and `SYSLOG_ACTION_SIZE_BUFFER`: with `CAP_SYSLOG`, or where `kernel.dmesg_restrict` is 0.
 const READ_ALL: libc::c_int = 3;
 const SIZE_BUFFER: libc::c_int = 10;
 
