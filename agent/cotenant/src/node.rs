@@ -119,23 +119,24 @@ impl Ticker {
         self.notify.expect_ticks(config.agent.interval);
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
-            let view = self.tick(&mut state, &config.tenants);
-            let view = Arc::new(view);
-            self.published.store(Some(Arc::clone(&view)));
-            self.pulse.beat();
-            self.notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
+            if let Some(view) = self.tick(&mut state, &config.tenants).map(Arc::new) {
+                self.published.store(Some(Arc::clone(&view)));
+                self.pulse.beat();
+                self.notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
+            }
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
         }
         self.events.farewell();
     }
 
-    fn tick(&mut self, state: &mut State, tenants: &Tenants) -> View {
+    /// `None`: what was published stays, and grows old.
+    fn tick(&mut self, state: &mut State, tenants: &Tenants) -> Option<View> {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
             |device| device.latest(),
         );
-        let mut kernel = self.read(state, &device);
+        let mut kernel = self.read(state, &device)?;
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
@@ -226,7 +227,7 @@ impl Ticker {
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
-        view
+        Some(view)
     }
 
     fn grants(
@@ -296,8 +297,9 @@ impl Ticker {
         }
     }
 
-    fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
-        let Some(reader) = &mut self.reader else { return KernelSample::default() };
+    /// `None` when the maps cannot be read: an empty sample would look as if everybody had left.
+    fn read(&mut self, state: &mut State, device: &DeviceSample) -> Option<KernelSample> {
+        let Some(reader) = &mut self.reader else { return Some(KernelSample::default()) };
         let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
         if gpus != state.known && !gpus.is_empty() {
             match reader.know_gpus(&gpus) {
@@ -309,10 +311,10 @@ impl Ticker {
             [only] => Some(only.clone()),
             _ => None,
         };
-        reader.read(only.as_ref()).unwrap_or_else(|error| {
-            warn!(error = %chain(&error), "the maps could not be read");
-            KernelSample::default()
-        })
+        reader
+            .read(only.as_ref())
+            .inspect_err(|error| warn!(error = %chain(error), "the maps could not be read"))
+            .ok()
     }
 
     fn agent(

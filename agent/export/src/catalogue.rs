@@ -73,8 +73,8 @@ impl Unit {
     pub(crate) const WATTS: Self = Self::of("W", "watts");
     pub(crate) const JOULES: Self = Self::of("J", "joules");
     pub(crate) const CELSIUS: Self = Self::of("Cel", "celsius");
-    /// A state, 0 or 1: no suffix, and `ratio` would be wrong.
-    pub(crate) const STATE: Self = Self { ucum: "1", prometheus: None };
+    /// A state, 0 or 1: no suffix, and `ratio` would be wrong, which is what stores make of a gauge in `1`.
+    pub(crate) const STATE: Self = Self { ucum: "{state}", prometheus: None };
 
     const fn of(ucum: &'static str, prometheus: &'static str) -> Self {
         Self { ucum, prometheus: Some(prometheus) }

@@ -53,7 +53,7 @@ catalogue! {
     AgentBlameFolded: Counter Development Unit::count("{share}"), "cotenant.agent.blame_folded",
         "cotenant_agent_blame_folded_total", [], "1",
         "Shares of blame whose culprit was written as other because 4096 pairs of victim and culprit were kept already.";
-    AgentBuild: Info Development Unit::STATE, "cotenant.agent.build", "cotenant_agent_build_info", [VERSION], "1",
+    AgentBuild: Info Development Unit::STATE, "cotenant.agent.build.info", "cotenant_agent_build_info", [VERSION], "1",
         "Version of this agent. Exact.";
     AgentCpu: Counter Development Unit::SECONDS, "cotenant.agent.cpu", "cotenant_agent_cpu_seconds_total", [], "1",
         "CPU time of the agent itself in seconds, user and system, from the kernel. Exact to a clock tick. Probe traps \
@@ -226,7 +226,7 @@ catalogue! {
         "cotenant_gpu_idle_holders", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "Processes behind cotenant_gpu_idle_holder_bytes. Not there where NVML has no process samples or no probe counts \
          calls: unknown is not idle.";
-    GpuInfo: Info Development Unit::STATE, "cotenant.gpu", "cotenant_gpu_info",
+    GpuInfo: Info Development Unit::STATE, "cotenant.gpu.info", "cotenant_gpu_info",
         [HW_ID, HW_TYPE, HW_NAME, HW_PARENT, HW_DRIVER_VERSION], "G",
         "What a GPU or MIG instance is, from NVML. Join on hw_id.";
     MemoryAllocated: Counter Stable Unit::BYTES, "cotenant.gpu.memory.allocated",
@@ -340,7 +340,7 @@ catalogue! {
         [HW_ID, HORIZON], "G x 3",
         "Probability that an allocation on this GPU finds no room within the horizon, 0 to 1, from growth and bursts of \
          what is allocated, refused allocations and waits for reclaim. A forecast. Not there in a GPU's first 30 s.";
-    ReclaimRiskShare: UpDownCounter Stable Unit::RATIO, "cotenant.gpu.reclaim.risk.share",
+    ReclaimRiskShare: Gauge Stable Unit::RATIO, "cotenant.gpu.reclaim.risk.share",
         "cotenant_gpu_reclaim_risk_share_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "A tenant's part in what is expected to fill the GPU within a minute, 0 to 1. The sum is below 1 where memory \
          grows that no ledger has. Read it only with a risk: it says who, not whether.";
