@@ -68,6 +68,7 @@ wanted_packages() {
     if [ "$WANTED" = packages ]; then
         has buildah || echo buildah
         has runc || echo runc
+        has containerd || echo containerd
         has mmdebstrap || echo mmdebstrap
         has systemd-nspawn || echo systemd-container
     fi

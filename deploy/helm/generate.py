@@ -60,6 +60,10 @@ KNOWN = {
     },
     "otlp.protocol": {"enum": ["grpc", "http/protobuf"]},
     "monitoring.podMonitor.metricRelabelings": OBJECTS,
+    "monitoring.podMonitor.tlsConfig": OBJECT,
+    "monitoring.podMonitor.basicAuth": OBJECT,
+    "monitoring.serviceMonitor.tlsConfig": OBJECT,
+    "monitoring.serviceMonitor.basicAuth": OBJECT,
     "monitoring.serviceMonitor.metricRelabelings": OBJECTS,
     "networkPolicy.from": OBJECTS,
     "networkPolicy.egress": OBJECTS,
@@ -78,7 +82,13 @@ PROBE = {
     for name in ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold")
 }
 # Set by the chart from other values; here they would be a second place for the same thing.
-ELSEWHERE = {"config.server.listen", "config.nvml.library", "config.nvml.release_file", "config.kubernetes.api_watch"}
+ELSEWHERE = {
+    "config.server.listen",
+    "config.server.web_config",
+    "config.nvml.library",
+    "config.nvml.release_file",
+    "config.kubernetes.api_watch",
+}
 
 
 def configuration():

@@ -59,6 +59,17 @@ SETS = {
         "--set-json=gpuNodeLabels=[]",
         "--set-json=tolerations=[]",
     ],
+    "tls": [
+        "--set=server.webConfig.secret=cotenant-web,server.webConfig.tls=true",
+        "--set=monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true",
+        '--set-json=monitoring.podMonitor.tlsConfig={"ca":{"secret":{"name":"authority","key":"ca.crt"}},"serverName":"cotenant"}',
+        '--set-json=monitoring.podMonitor.basicAuth={"username":{"name":"scraper","key":"user"},"password":{"name":"scraper","key":"password"}}',
+        '--set-json=monitoring.serviceMonitor.tlsConfig={"insecureSkipVerify":true}',
+    ],
+    "client-certificates": [
+        "--set=server.webConfig.secret=cotenant-web,server.webConfig.tls=true,server.webConfig.clientCertificates=true",
+    ],
+    "passwords": ["--set=server.webConfig.secret=cotenant-web"],
     **{name: [f"--values={path}"] for name, path in PLATFORMS.items()},
 }
 

@@ -103,12 +103,41 @@ class Objects(unittest.TestCase):
         self.assertIn(f'release_file = "{mount["mountPath"]}/{item["path"]}"', chart.configuration(objects).splitlines())
 
     def test_all_probes_are_there(self):
-        for objects in self.each():
+        wanted = {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+        for name, objects in RENDERED.items():
             container = chart.container(objects)
-            paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
-            self.assertEqual(
-                paths, {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
-            )
+            with self.subTest(name):
+                for probe, path in wanted.items():
+                    if name == "client-certificates":
+                        # Kubelet has no certificate.
+                        command = container[probe]["exec"]["command"]
+                        self.assertEqual("--ready" in command, path == "/readyz")
+                        self.assertEqual(command[:2], ["/usr/bin/cotenant", "health"])
+                    else:
+                        scheme = {"scheme": "HTTPS"} if name == "tls" else {}
+                        self.assertEqual(container[probe]["httpGet"], {"path": path, "port": "metrics", **scheme})
+
+    def test_the_web_configuration_is_a_secret_of_the_administrator_s(self):
+        for name, objects in RENDERED.items():
+            volumes = [one for one in chart.pod(objects)["volumes"] if "secret" in one]
+            lines = chart.configuration(objects).splitlines()
+            with self.subTest(name):
+                if name not in ("tls", "client-certificates", "passwords"):
+                    self.assertEqual(volumes, [])
+                    continue
+                (volume,) = volumes
+                self.assertEqual(volume["secret"], {"secretName": "cotenant-web", "defaultMode": 0o400})
+                (mount,) = [one for one in chart.container(objects)["volumeMounts"] if one["name"] == volume["name"]]
+                self.assertIn(f'web_config = "{mount["mountPath"]}/web.yml"', lines)
+        for kind, endpoints in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
+            (plain,) = chart.of_kind(RENDERED["everything"], kind)
+            self.assertFalse({"scheme", "tlsConfig", "basicAuth"} & set(plain["spec"][endpoints][0]))
+            (monitor,) = chart.of_kind(RENDERED["tls"], kind)
+            (endpoint,) = monitor["spec"][endpoints]
+            self.assertEqual(endpoint["scheme"], "https")
+            self.assertIn("tlsConfig", endpoint)
+        (endpoint,) = chart.of_kind(RENDERED["tls"], "PodMonitor")[0]["spec"]["podMetricsEndpoints"]
+        self.assertEqual(endpoint["basicAuth"]["password"], {"name": "scraper", "key": "password"})
 
     def test_no_right_in_the_api_is_given_unless_the_watch_is_on(self):
         for name, objects in RENDERED.items():
@@ -148,10 +177,12 @@ class Objects(unittest.TestCase):
 
     def test_the_agent_reads_the_configuration_that_the_chart_writes(self):
         for objects in self.each():
-            with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-                file.write(chart.configuration(objects))
-                file.flush()
-                done = subprocess.run([chart.AGENT, "config", "check", file.name], capture_output=True, text=True)
+            with tempfile.TemporaryDirectory() as place:
+                # What a Secret brings in a pod.
+                (pathlib.Path(place) / "web.yml").write_text("basic_auth_users: {}\n", encoding="utf-8")
+                file = pathlib.Path(place) / "cotenant.toml"
+                file.write_text(chart.configuration(objects).replace("/etc/cotenant-web", place), encoding="utf-8")
+                done = subprocess.run([chart.AGENT, "config", "check", file], capture_output=True, text=True)
                 self.assertEqual(done.returncode, 0, done.stderr)
         text = chart.configuration(RENDERED["everything"])
         for line in ('endpoint = "https://collector:4317"', "pointers = 1048576", 'listen = "0.0.0.0:9468"'):
@@ -169,6 +200,8 @@ class Values(unittest.TestCase):
             ("gpu.runtimeClas=nvidia", "'/gpu'", "runtimeClas"),
             ("tolerationz=x", "''", "tolerationz"),
             ("config.nvml.intervall=30s", "'/config/nvml'", "intervall"),
+            ("server.webConfig.secretName=x", "'/server/webConfig'", "secretName"),
+            ("config.server.web_config=/x", "'/config/server'", "web_config"),
             ("monitoring.podMonitor.enable=true", "'/monitoring/podMonitor'", "enable"),
         ):
             said = self.refused(f"--set={value}")

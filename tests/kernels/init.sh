@@ -70,6 +70,7 @@ while read -r word one two three; do
                 dmesg | tail -n 5 | sed 's/^/@log /'
             fi
             ;;
+        set) echo "$two" > "/proc/sys/$one" && echo "@set $one $two" ;;
         hide) mount -t tmpfs none "$one" && echo "@hidden $one" ;;
         bare) umount "$one" && echo "@bare $one" ;;
         agent) agent ;;

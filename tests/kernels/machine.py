@@ -113,6 +113,7 @@ def base(architecture, artefacts, tests, place):
     for path in (root / "init", root / "bin/choom"):
         path.chmod(0o755)
     programs = {root / "opt" / name: artefacts / name for name in ARTEFACTS}
+    programs |= {root / "bin" / name: pathlib.Path(shutil.which(name)) for name in BORROWED}
     programs |= {root / "opt/deps" / name: path for name, path in tests.items()}
     needed = set()
     for copy, program in programs.items():
@@ -127,6 +128,8 @@ def base(architecture, artefacts, tests, place):
     return archive
 
 
+# util-linux's: busybox's know no bounding set and no cgroup namespace.
+BORROWED = ["setpriv", "unshare"]
 ARTEFACTS = ["cotenant", "cotenant-sim-tenant", "libcotenant_sim_cuda.so", "libcotenant_sim_nvml.so"]
 
 
@@ -179,5 +182,5 @@ def read_console(place):
 
 def available():
     """What this machine lacks to run any of this."""
-    needed = ["qemu-system-x86_64", "busybox", "cpio", "apt-get", "dpkg-deb", "gcc", "nm", "strip"]
+    needed = ["qemu-system-x86_64", "busybox", "cpio", "apt-get", "dpkg-deb", "gcc", "nm", "strip", *BORROWED]
     return [name for name in needed if not shutil.which(name)] + ([] if os.geteuid() == 0 else ["root"])

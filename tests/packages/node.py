@@ -114,6 +114,11 @@ class Agent:
                     found = (found or 0) + float(match[2])
         return found
 
+    def feature(self, name):
+        """State and reason of one feature."""
+        (one,) = [one for one in json.loads(self.ask("/status"))["features"] if one["name"] == name]
+        return one["state"], one["reason"]
+
     def lacking(self):
         """The features that are neither active nor switched off, with the reason."""
         features = json.loads(self.ask("/status"))["features"]

@@ -20,6 +20,8 @@ pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml")
 const DEFAULT_FILE: &str = "/etc/cotenant/cotenant.toml";
 /// Set for tenants of a simulated node; an agent that has it set may ask the simulated NVML more often.
 const SIMULATED: &str = "COTENANT_SIM_NODE";
+/// The kernel's log; `syslog(2)` stands in for it, and for no other file.
+pub(crate) const KMSG: &str = "/dev/kmsg";
 
 /// Flags that override the file.
 #[derive(Args, Debug, Default)]
@@ -217,7 +219,7 @@ impl Default for Waits {
 
 impl Default for Events {
     fn default() -> Self {
-        Self { kernel_log: PathBuf::from("/dev/kmsg") }
+        Self { kernel_log: PathBuf::from(KMSG) }
     }
 }
 

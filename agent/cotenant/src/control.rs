@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
 
-pub(crate) use ask::{Ask, ReleaseOptions, ResumeOptions, run};
+pub(crate) use ask::{Ask, HealthOptions, ReleaseOptions, ResumeOptions, run};
 pub(crate) use door::Door;
 
 /// Where commands are heard by default.

@@ -16,6 +16,7 @@ use clap::{Args, ValueEnum};
 use cotenant_model::view::{Feature, FeatureState};
 
 use crate::{
+    client::Access,
     config::{self, Config, Overrides},
     features::{bad, ready},
 };
@@ -44,6 +45,8 @@ pub(crate) struct Options {
     /// files; nothing is tried
     #[arg(long, value_name = "DIRECTORY")]
     root: Option<PathBuf>,
+    #[command(flatten)]
+    access: Access,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -99,7 +102,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     if let Some(root) = &options.root {
         config.agent.root.clone_from(root);
     }
-    let facts = facts::gather(&config, configuration);
+    let facts = facts::gather(&config, configuration, &options.access);
     let checks = judge::judge(&facts);
     let verdict = Verdict::of(&checks);
     match options.output {
@@ -107,7 +110,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         Output::Json => println!("{}", print::json(&facts, &checks, verdict)),
     }
     if let Some(path) = &options.bundle {
-        match bundle::write(path, &facts, &print::json(&facts, &checks, verdict), &overrides) {
+        match bundle::write(path, &facts, &print::json(&facts, &checks, verdict), &overrides, &options.access)
+        {
             Ok(entries) => eprint!("{}: {entries}", path.display()),
             Err(error) => {
                 eprintln!("cotenant: {error:#}");

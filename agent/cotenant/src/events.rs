@@ -15,8 +15,8 @@ use std::{
 };
 
 use cotenant_export::otlp::Call;
-use cotenant_host::{Host, KernelLog, Notice, Start};
-use cotenant_kernel::{Reader, Report};
+use cotenant_host::{Followed, Host, KernelLog, KernelLogError, Notice, Start};
+use cotenant_kernel::{Reader, Report, log_size, log_tail};
 use cotenant_model::{
     Culprit, DeviceSample, GpuId, ProcessId, Tenant,
     blame::{Edge, Share},
@@ -34,6 +34,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tracing::{info, warn};
 
 use crate::{
+    config::KMSG,
     discovery::chain,
     features::feature,
     limits::Limits,
@@ -108,18 +109,29 @@ impl Default for Story {
 }
 
 /// The kernel's log where the host has it, and what it is to the agent.
-pub(crate) fn open_log(host: &Host, path: &Path) -> (Option<KernelLog>, Feature) {
-    match KernelLog::open(&host.path(&path.to_string_lossy()), Start::End) {
-        Ok(log) => (Some(log), feature("kernel_log", FeatureState::Active, String::new())),
-        Err(error) => {
-            let reason = format!("kills have no limit owner, and Xids are not seen: {}", chain(&error));
-            (None, feature("kernel_log", FeatureState::Broken, reason))
+pub(crate) fn open_log(host: &Host, path: &Path) -> (Option<Followed>, Feature) {
+    let name = "kernel_log";
+    let refused = match KernelLog::open(&host.path(&path.to_string_lossy()), Start::End) {
+        Ok(log) => return (Some(log.followed()), feature(name, FeatureState::Active, String::new())),
+        Err(error) => chain(&error),
+    };
+    // A pod may not open the device, whatever is mounted. Another file was chosen by somebody; another host's log is not here.
+    let by_call = (path == Path::new(KMSG) && host.is_running())
+        .then(|| log_size().map_err(|source| KernelLogError::Syslog { source }))
+        .map(|size| size.and_then(|size| Followed::by_syslog(log_tail, size)));
+    let reason = match by_call {
+        Some(Ok(log)) => {
+            return (Some(log), feature(name, FeatureState::Active, format!("by syslog(2): {refused}")));
         }
-    }
+        Some(Err(error)) => format!("{refused}; {}", chain(&error)),
+        None => refused,
+    };
+    let reason = format!("kills have no limit owner, and Xids are not seen: {reason}");
+    (None, feature(name, FeatureState::Broken, reason))
 }
 
 pub(crate) struct Events {
-    log: Option<KernelLog>,
+    log: Option<Followed>,
     /// Records that were overwritten before they were read.
     log_lost: u64,
     witnesses: Witnesses,
@@ -140,7 +152,7 @@ pub(crate) struct Events {
 impl Events {
     pub(crate) fn new(
         host: &Host,
-        log: Option<KernelLog>,
+        log: Option<Followed>,
         registry: Arc<Mutex<Registry>>,
         story: Arc<Mutex<Story>>,
         voice: Voice,

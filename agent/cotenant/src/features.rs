@@ -51,6 +51,8 @@ pub(crate) fn ready(features: &[Feature]) -> bool {
 
 /// A feature with what is lost and what helps, where anything is lost.
 pub(crate) fn feature(name: &'static str, state: FeatureState, reason: String) -> Feature {
+    // In whatever state: every test that comes by a feature asks for its words.
+    debug_assert!(words::known(name), "{name} has no words: features/words.rs");
     let (lost, remedy) = if bad(state) { words::of(name) } else { ("", "") };
     Feature { name, state, reason, lost: lost.to_owned(), remedy: remedy.to_owned() }
 }

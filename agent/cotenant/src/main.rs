@@ -20,6 +20,7 @@ mod node;
 mod notify;
 mod paging;
 mod papers;
+mod pulse;
 mod record;
 mod registry;
 mod replay;
@@ -63,6 +64,8 @@ enum Command {
     Release(control::ReleaseOptions),
     /// Take up NVML again after a release.
     Resume(control::ResumeOptions),
+    /// Ask the agent on this node through its socket whether it is well: 0 and `ok`, or 1 and what is wrong.
+    Health(control::HealthOptions),
     /// Look at the configuration.
     Config {
         #[command(subcommand)]
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Command::Backtest(options) => backtest::backtest(&options),
         Command::Release(options) => control::run(&control::Ask::Release(&options)),
         Command::Resume(options) => control::run(&control::Ask::Resume(&options)),
+        Command::Health(options) => control::run(&control::Ask::Health(&options)),
         Command::Config { command: ConfigCommand::Check { file } } => config::read(&file)
             .and_then(|config| serve::Gate::check(&config.server.web_config))
             .map(|()| println!("{}: ok", file.display())),

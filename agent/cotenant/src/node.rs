@@ -38,6 +38,7 @@ use crate::{
     limits::Limits,
     notify::Notify,
     paging::Account,
+    pulse::Pulse,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
@@ -72,6 +73,7 @@ pub(crate) struct Ticker {
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
     pub(crate) notify: Notify,
+    pub(crate) pulse: Arc<Pulse>,
     pub(crate) started: Instant,
     pub(crate) started_unix: f64,
 }
@@ -122,6 +124,7 @@ impl Ticker {
             let begun = Instant::now();
             if let Some(view) = self.tick(&mut state, &config.tenants).map(Arc::new) {
                 self.published.store(Some(Arc::clone(&view)));
+                self.pulse.beat();
                 self.notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
             }
             state.cost = begun.elapsed();

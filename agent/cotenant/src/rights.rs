@@ -45,12 +45,14 @@ pub(crate) struct Confinement {
     on: bool,
     /// `CAP_SYS_ADMIN` stands for capabilities that were not given by themselves, or is wanted beside them.
     admin: bool,
+    /// Each probe is attached by itself, which kernels since the summer of 2025 want `CAP_SYS_ADMIN` for.
+    singly: bool,
 }
 
 impl Confinement {
     /// On the main thread, before there is another: what this sets is inherited.
     pub(crate) fn begin(on: bool, rights: &Rights) -> (Self, Feature) {
-        let confinement = Self { on, admin: rights.rests_on_admin() };
+        let confinement = Self { on, admin: rights.rests_on_admin(), singly: false };
         if !on {
             let reason = "agent.drop_privileges = false: every thread keeps every capability";
             return (confinement, feature(NAME, FeatureState::Disabled, reason.into()));
@@ -69,7 +71,12 @@ impl Confinement {
 
     /// For commands that end soon.
     pub(crate) const fn none() -> Self {
-        Self { on: false, admin: false }
+        Self { on: false, admin: false, singly: false }
+    }
+
+    /// What is known of probes once programs are loaded: whether this kernel takes many of them by one link.
+    pub(crate) const fn attaching(self, singly: bool) -> Self {
+        Self { singly, ..self }
     }
 
     /// The calling thread, and those it starts from here on, keep what this work takes.
@@ -101,7 +108,8 @@ impl Confinement {
             Work::Attach => ATTACH,
             Work::Read => READ,
         };
-        if self.admin { kept.union(CapabilitySet::SYS_ADMIN) } else { kept }
+        let admin = self.admin || self.singly && work == Work::Attach;
+        if admin { kept.union(CapabilitySet::SYS_ADMIN) } else { kept }
     }
 }
 
@@ -171,7 +179,7 @@ pub(crate) fn features(rights: &Rights) -> [Feature; 2] {
 mod tests {
     use super::*;
 
-    const ON: Confinement = Confinement { on: true, admin: false };
+    const ON: Confinement = Confinement { on: true, admin: false, singly: false };
 
     #[test]
     fn whoever_reads_from_outside_keeps_nothing() {
@@ -179,6 +187,10 @@ mod tests {
         assert_eq!(Confinement { admin: true, ..ON }.kept(Work::Outside), CapabilitySet::empty());
         assert!(!ON.kept(Work::Read).contains(CapabilitySet::PERFMON));
         assert!(!ON.kept(Work::Attach).intersects(CapabilitySet::SYS_ADMIN | CapabilitySet::SYSLOG));
+        // What is kept is what was given: this gives nobody a capability.
+        let singly = ON.attaching(true);
+        assert!(singly.kept(Work::Attach).contains(CapabilitySet::SYS_ADMIN));
+        assert!(!singly.kept(Work::Read).contains(CapabilitySet::SYS_ADMIN));
     }
 
     #[test]

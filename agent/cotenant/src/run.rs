@@ -37,11 +37,12 @@ use crate::{
     node::Ticker,
     notify::Notify,
     paging::Paging,
+    pulse::Pulse,
     record::Tap,
     registry::Registry,
     reports::Reports,
     rights::{self, Confinement, Work},
-    serve::{Gate, Shared, router, serve},
+    serve::{Gate, Shared, health, router, serve},
     stacks::Stacks,
     telemetry::Telemetry,
 };
@@ -62,6 +63,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // The port first: two agents on one port are told apart before anything is attached.
     let listener = bind(&runtime, config.server.listen)?;
     let Loaded { kernel, pair, mut features, sees_pids } = load(config, &host);
+    let confinement =
+        confinement.attaching(kernel.as_ref().is_some_and(|kernel| !kernel.probes.links_many()));
     features.extend(rights::features(&held).into_iter().chain([dropped]));
     let device = confinement.outside(|| nvml(config, sees_pids, started))?.map(Arc::new);
     let release = Arc::new(Release::new(device.clone()));
@@ -98,6 +101,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         threads.push(confined(confinement, Work::Attach, "discovery", move || discovery.run(&stop))?);
     }
     let paging = Paging::new(config, &story);
+    let pulse = Arc::new(Pulse::new(started, config.agent.interval));
     let ticker = Ticker {
         pushes: paging.as_ref().map(Paging::account).unwrap_or_default(),
         stacks: Stacks::new(host.clone(), classes),
@@ -125,6 +129,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
         notify: Notify::from_environment(),
+        pulse: Arc::clone(&pulse),
         started,
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
     };
@@ -132,19 +137,15 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     threads.push(confined(confinement, Work::Read, "tick", move || ticker.run(&settings, &ending))?);
     // What is left to this thread is to wait, and to accept connections.
     confinement.confine(Work::Outside);
+    let shared = Shared { published, pulse, story, tap, exemplars: telemetry.exemplars() };
     runtime.spawn(Arc::clone(&release).heed(signals, config.nvml.release_file.clone()));
-    door.map(|door| runtime.spawn(door.hear(release)));
+    door.map(|door| runtime.spawn(door.hear(release, health(shared.clone()))));
     if let Some(paging) = paging {
         let stop = Arc::clone(&stop);
         threads.push(spawn("alertmanager", move || paging.run(&stop))?);
     }
     info!(address = %config.server.listen, "serving");
-    let pages = router(Shared { published, story, tap, exemplars: telemetry.exemplars() }, &gate);
-    runtime.spawn(Arc::clone(&gate).keep());
-    let served = runtime.block_on(async {
-        serve(listener, pages, gate, stopping()?, GRACE).await;
-        anyhow::Ok(())
-    });
+    let served = answer(&runtime, listener, shared, gate);
     info!("stopping");
     Notify::from_environment().stopping();
     stop.store(true, Ordering::Relaxed);
@@ -153,6 +154,16 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
     served
+}
+
+/// Serves until somebody asks for a stop.
+fn answer(runtime: &Runtime, listener: TcpListener, shared: Shared, gate: Arc<Gate>) -> Result<()> {
+    let pages = router(shared, &gate);
+    runtime.spawn(Arc::clone(&gate).keep());
+    runtime.block_on(async {
+        serve(listener, pages, gate, stopping()?, GRACE).await;
+        Ok(())
+    })
 }
 
 /// The threads that answer, which keep no capability.

@@ -44,6 +44,7 @@ pub(crate) use listen::serve;
 use crate::{
     events::{Story, told},
     features,
+    pulse::Pulse,
     record::{self, Tap},
 };
 
@@ -51,6 +52,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) published: Arc<ArcSwapOption<View>>,
+    pub(crate) pulse: Arc<Pulse>,
     pub(crate) story: Arc<Mutex<Story>>,
     pub(crate) tap: Arc<Tap>,
     pub(crate) exemplars: Arc<Mutex<Exemplars>>,
@@ -59,7 +61,7 @@ pub(crate) struct Shared {
 pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .route("/status", get(status))
         .route("/api/v1/incidents", get(incidents))
@@ -71,9 +73,25 @@ pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(gate), gate::admit))
 }
 
+/// What a probe asks, for a way in that has no gate of its own.
+pub(crate) fn health(shared: Shared) -> Router {
+    Router::new().route("/healthz", get(alive)).route("/readyz", get(ready)).with_state(shared)
+}
+
 fn not_yet() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, "starting: nothing has been read yet, try again in a second\n")
         .into_response()
+}
+
+/// Whether the tick comes to its end: what is served is what it published last.
+fn stuck(pulse: &Pulse) -> Option<Response> {
+    let ago = pulse.stuck()?.as_secs();
+    let text = format!("no tick has come to its end for {ago} s: the agent hangs, start it again\n");
+    Some((StatusCode::SERVICE_UNAVAILABLE, text).into_response())
+}
+
+async fn alive(State(Shared { pulse, .. }): State<Shared>) -> Response {
+    stuck(&pulse).unwrap_or_else(|| "ok\n".into_response())
 }
 
 async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, headers: HeaderMap) -> Response {
@@ -90,9 +108,12 @@ async fn metrics(State(Shared { published, exemplars, .. }): State<Shared>, head
 }
 
 async fn ready(
-    State(Shared { published, .. }): State<Shared>,
+    State(Shared { published, pulse, .. }): State<Shared>,
     anonymous: Option<Extension<gate::Anonymous>>,
 ) -> Response {
+    if let Some(stuck) = stuck(&pulse) {
+        return stuck;
+    }
     let Some(view) = published.load_full() else { return not_yet() };
     let features = &view.agent.features;
     let ready = features::ready(features);

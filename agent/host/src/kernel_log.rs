@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use crate::Host;
 
 mod notice;
+mod ring;
 
 pub use notice::Notice;
+use ring::Ring;
 
 /// One read of `/dev/kmsg` is one record with its dictionary; the kernel never makes one longer than this
 /// (`PRINTK_MESSAGE_MAX`, `CONSOLE_EXT_LOG_MAX`).
@@ -26,6 +28,8 @@ pub enum KernelLogError {
     Open { path: PathBuf, source: io::Error },
     #[error("could not go to the end of {}; start from its beginning instead", path.display())]
     Seek { path: PathBuf, source: io::Error },
+    #[error("syslog(2) does not give the kernel's log either")]
+    Syslog { source: io::Error },
     #[error("could not read {}; the log is not followed any more, restart the agent to try again", path.display())]
     Read { path: PathBuf, source: io::Error },
 }
@@ -93,6 +97,9 @@ pub struct KernelLog<R = File> {
     malformed: u64,
 }
 
+/// A log that is followed, by whatever way it is read.
+pub type Followed = KernelLog<Box<dyn Read + Send>>;
+
 impl Host {
     pub fn kernel_log(&self, start: Start) -> Result<KernelLog, KernelLogError> {
         KernelLog::open(&self.path("dev/kmsg"), start)
@@ -118,6 +125,24 @@ impl KernelLog {
             }
         }
         Ok(Self::over(path, source))
+    }
+
+    /// As one among others.
+    pub fn followed(self) -> Followed {
+        Followed::over(&self.path.clone(), Box::new(self.source))
+    }
+}
+
+impl Followed {
+    /// By `syslog(2)`, where `/dev/kmsg` may not be opened: `tell` fills a buffer with the log's last lines and takes nothing
+    /// away, `size` bytes are what the kernel keeps. What is there already is not read.
+    pub fn by_syslog(
+        tell: impl FnMut(&mut [u8]) -> io::Result<usize> + Send + 'static,
+        size: usize,
+    ) -> Result<Self, KernelLogError> {
+        let mut ring = Ring::new(tell, size);
+        ring.skip().map_err(|source| KernelLogError::Syslog { source })?;
+        Ok(Self::over(Path::new("syslog(2)"), Box::new(ring)))
     }
 }
 

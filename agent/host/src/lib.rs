@@ -36,7 +36,7 @@ pub use error::HostError;
 pub use facts::KernelVersion;
 pub use hardware::{Hardware, PciGpu};
 pub use identity::{CgroupView, Identity, Kind, Observed, Owner, Runtime, identify};
-pub use kernel_log::{KernelLog, KernelLogError, Notice, Record, Start};
+pub use kernel_log::{Followed, KernelLog, KernelLogError, Notice, Record, Start};
 pub use kubelet::{Kubelet, KubeletConfig, Listing, Source};
 pub use library::{Library, LibraryError, is_libcuda};
 pub use mappings::{Mapping, Mappings};

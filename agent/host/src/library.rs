@@ -282,6 +282,42 @@ mod tests {
         );
     }
 
+    /// As deploy/README.md names them, platform by platform.
+    #[test]
+    fn each_platforms_own_directory_of_the_drivers_libraries_is_looked_at() {
+        let page = include_str!("../../../deploy/README.md");
+        let table = page.split("| platform | driver's libraries").nth(1).expect("the table of platforms");
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let places: Vec<&str> = rows
+            .filter_map(|row| row.split('|').nth(2)?.split('`').nth(1)?.strip_prefix('/'))
+            .filter(|place| !place.is_empty())
+            .collect();
+        assert!(places.len() >= 3, "{places:?}");
+        for place in places {
+            let below = CONFIGURED.iter().filter(|directory| {
+                directory.strip_prefix(place).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            });
+            let mut looked = 0;
+            for directory in below {
+                let root = tempfile::tempdir().unwrap();
+                fs::create_dir_all(root.path().join(directory)).unwrap();
+                for name in ["libcuda.so.580.95.05", "libnvidia-ml.so.580.95.05"] {
+                    fs::write(root.path().join(directory).join(name), name).unwrap();
+                }
+                let host = Host::at(root.path());
+                let found = host.configured_libraries();
+                let path = &found[0].as_ref().unwrap().path;
+                assert_eq!(
+                    (found.len(), path.as_str()),
+                    (1, format!("/{directory}/libcuda.so.580.95.05").as_str())
+                );
+                assert_eq!(host.hardware().library_versions, ["580.95.05"], "{directory}");
+                looked += 1;
+            }
+            assert!(looked > 0, "{place} is not looked at");
+        }
+    }
+
     #[test]
     fn c71_two_driver_files_are_two_libraries() {
         let (_root, host, inside) = container();

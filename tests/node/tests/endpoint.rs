@@ -88,6 +88,7 @@ fn users() -> Result<String> {
 struct Served {
     child: std::process::Child,
     address: String,
+    config: PathBuf,
     log: PathBuf,
     _node: SimulatedNode,
 }
@@ -110,7 +111,7 @@ impl Served {
             .env(cotenant_sim_state::NODE_VARIABLE, directory)
             .stderr(fs::File::create(&log)?)
             .spawn()?;
-        let served = Self { child, address: address.to_string(), log, _node: node };
+        let served = Self { child, address: address.to_string(), config, log, _node: node };
         let begun = Instant::now();
         while !fs::read_to_string(&served.log)?.contains("serving") {
             ensure!(begun.elapsed() < Duration::from_mins(1), "{}", fs::read_to_string(&served.log)?);
@@ -148,6 +149,21 @@ impl Served {
     fn cotenant(&self, arguments: &[&str]) -> Result<Output> {
         let mut command = Command::new(artefacts()?.join("cotenant"));
         Ok(command.args(arguments).args(["--address", &self.address]).output()?)
+    }
+
+    /// What the doctor says of this agent: state, what it saw, and the remedy.
+    fn doctor(&self, access: &[&str]) -> Result<(String, String, String)> {
+        let output = Command::new(artefacts()?.join("cotenant"))
+            .args(["doctor", "--output", "json", "--config"])
+            .arg(&self.config)
+            .args(access)
+            .output()?;
+        let page: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        let checks = page["checks"].as_array().context("checks")?;
+        let agent = checks.iter().find(|check| check["name"] == "agent").context("agent")?;
+        let word = |key: &str| agent[key].as_str().unwrap_or_default().to_owned();
+        Ok((word("state"), word("seen"), word("remedy")))
     }
 
     fn connect(&self) -> Result<TcpStream> {
@@ -230,6 +246,12 @@ fn tls_is_spoken_with_whoever_trusts_the_authority_and_plain_http_is_told_so() -
         let said = String::from_utf8_lossy(&asked.stderr).into_owned();
         assert!(!asked.status.success() && said.contains(word), "{said}");
     }
+    let (_, seen, _) = served.doctor(&["--ca", &trusted])?;
+    assert!(seen.contains(&format!(" on {}, ready", served.address)), "{seen}");
+    for access in [&[][..], &["--ca", &strange]] {
+        let (state, seen, remedy) = served.doctor(access)?;
+        assert!(state == "degraded" && remedy.contains("--ca"), "{state}: {seen}; {remedy}");
+    }
     let recording = papers.path("recording");
     let recorded = Command::new(artefacts()?.join("cotenant"))
         .args(["record", &recording, "--for", "3s", "--from", &served.address, "--ca", &trusted])
@@ -265,6 +287,10 @@ fn a_client_needs_a_certificate_of_the_right_authority_with_the_right_name() -> 
         !asked.status.success() && String::from_utf8_lossy(&asked.stderr).contains("--cert"),
         "{asked:?}"
     );
+    let (_, seen, _) = served.doctor(&["--ca", &trusted, "--cert", &certificate, "--key", &key])?;
+    assert!(seen.contains(&format!(" on {}, ready", served.address)), "{seen}");
+    let (state, seen, remedy) = served.doctor(&["--ca", &trusted])?;
+    assert!(state == "degraded" && remedy.contains("--cert"), "{state}: {seen}; {remedy}");
     Ok(())
 }
 
@@ -298,6 +324,10 @@ fn guesses(served: &Served, right: &str, papers: &Papers) -> Result<()> {
         let asked = served.cotenant(arguments)?;
         assert!(String::from_utf8_lossy(&asked.stderr).contains("--user"), "{asked:?}");
     }
+    let (_, seen, _) = served.doctor(&["--user", "alice", "--password-file", &user])?;
+    assert!(seen.contains(&format!(" on {}, ready", served.address)), "{seen}");
+    let (state, seen, remedy) = served.doctor(&[])?;
+    assert!(state == "degraded" && remedy.contains("--user"), "{state}: {seen}; {remedy}");
     // 100 clients that guess, each a new password each time, for three seconds.
     let end = Instant::now() + Duration::from_secs(3);
     let guessers: Vec<_> = (0..100)
@@ -525,5 +555,57 @@ fn a_web_configuration_that_is_not_valid_is_refused_with_its_line() -> Result<()
     papers.web("tls_server_config:\n  cert_file: server.crt\n  key_file: client.key\n")?;
     let output = Command::new(artefacts()?.join("cotenant")).args(["config", "check", &config]).output()?;
     assert!(String::from_utf8_lossy(&output.stderr).contains("do not belong together"), "{output:?}");
+    Ok(())
+}
+
+/// Stops one thread for as long as it lives, as a lock that nobody gives back would.
+const STOPPER: &str = r"
+import ctypes, os, sys
+libc, thread = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+for request in (0x4206, 0x4207):
+    if libc.ptrace(request, thread, None, None):
+        sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(thread, 0x40000000)
+print('stopped', flush=True)
+sys.stdin.read()
+";
+
+#[test]
+fn a_tick_that_hangs_is_seen_by_the_liveness_probe_and_the_pages_stay() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let served = Served::start(directory.path(), "")?;
+    assert_eq!(served.status("http", "/healthz", &[])?, 200);
+    let tick = fs::read_dir(format!("/proc/{}/task", served.child.id()))?
+        .filter_map(|task| Some(task.ok()?.path()))
+        .find(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "tick"))
+        .context("a thread called tick")?;
+    let thread = tick.file_name().and_then(|name| name.to_str()).context("its number")?.to_owned();
+    let mut stopper = Command::new("python3")
+        .args(["-c", STOPPER, &thread])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()?;
+    let mut said = [0; 7];
+    stopper.stdout.take().context("stdout")?.read_exact(&mut said)?;
+    let begun = Instant::now();
+    let mut answer = served.curl("http", "/healthz", &[])?;
+    while matches!(&answer, Ok((200, _))) && begun.elapsed() < Duration::from_mins(1) {
+        sleep(Duration::from_millis(500));
+        answer = served.curl("http", "/healthz", &[])?;
+    }
+    let seen = begun.elapsed();
+    assert!(
+        matches!(&answer, Ok((503, text)) if text.contains("no tick has come to its end")),
+        "{answer:?} after {seen:?}"
+    );
+    // Ten intervals, and 30 s at least; not at the first slow tick.
+    assert!((Duration::from_secs(28)..Duration::from_secs(45)).contains(&seen), "{seen:?}");
+    assert_eq!(served.status("http", "/readyz", &[])?, 503);
+    assert_eq!(served.status("http", "/metrics", &[])?, 200, "what was read last is still there to be read");
+    // The thread goes on, and so it is alive again.
+    drop(stopper.stdin.take());
+    stopper.wait()?;
+    sleep(Duration::from_secs(3));
+    assert_eq!(served.status("http", "/healthz", &[])?, 200);
     Ok(())
 }

@@ -189,6 +189,23 @@ fn c80_a_call_that_hangs_is_told_and_the_driver_goes_when_it_comes_back() -> Res
 }
 
 #[test]
+fn the_socket_says_how_the_agent_is_to_probes_without_a_key() -> Result<()> {
+    let stage = Stage::open("")?;
+    for arguments in [&["health"][..], &["health", "--ready"]] {
+        let asked = stage.command(arguments)?;
+        let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+        assert!(asked.status.success(), "{asked:?}");
+        assert_eq!(said.lines().next(), Some(if arguments.len() > 1 { "ready" } else { "ok" }));
+    }
+    let socket = stage.world.node.directory.join("control.sock");
+    drop(stage);
+    let output =
+        Command::new(artefacts()?.join("cotenant")).args(["health", "--socket"]).arg(&socket).output()?;
+    assert_eq!(output.status.code(), Some(1), "an agent that is gone is not well");
+    Ok(())
+}
+
+#[test]
 fn only_root_and_the_agents_own_user_are_heard() -> Result<()> {
     let stage = Stage::open("")?;
     let socket = stage.world.node.directory.join("control.sock");

@@ -1,4 +1,4 @@
-//! Owns `cotenant release` and `cotenant resume`: what is asked of the agent on this node.
+//! Owns `cotenant release`, `resume` and `health`: what is asked of the agent on this node.
 //! Refuses to touch the driver itself.
 
 use std::{path::PathBuf, time::Duration};
@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Request, body::Bytes, client::conn::http1};
+use hyper::{Method, Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 
@@ -40,10 +40,21 @@ pub(crate) struct ResumeOptions {
     at: Where,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct HealthOptions {
+    /// Whether attribution works, as /readyz, and not only whether the agent ticks, as /healthz
+    #[arg(long)]
+    ready: bool,
+    #[command(flatten)]
+    at: Where,
+}
+
 #[derive(Debug)]
 pub(crate) enum Ask<'a> {
     Release(&'a ReleaseOptions),
     Resume(&'a ResumeOptions),
+    /// For probes that have no client certificate.
+    Health(&'a HealthOptions),
 }
 
 #[derive(Deserialize)]
@@ -59,7 +70,10 @@ pub(crate) fn run(ask: &Ask<'_>) -> Result<()> {
         }
         Ask::Release(ReleaseOptions { length: None, at }) => (at, "/release".to_owned()),
         Ask::Resume(ResumeOptions { at }) => (at, "/resume".to_owned()),
+        Ask::Health(HealthOptions { ready: true, at }) => (at, "/readyz".to_owned()),
+        Ask::Health(HealthOptions { ready: false, at }) => (at, "/healthz".to_owned()),
     };
+    let method = if matches!(ask, Ask::Health(_)) { Method::GET } else { Method::POST };
     let socket = if let Some(socket) = &at.socket {
         socket.clone()
     } else {
@@ -68,23 +82,29 @@ pub(crate) fn run(ask: &Ask<'_>) -> Result<()> {
     };
     if socket.as_os_str().is_empty() {
         bail!(
-            "agent.control is \"\", so the agent hears no commands: send it SIGUSR1 (release) or SIGUSR2 (resume)"
+            "agent.control is \"\", so the agent hears no commands: send it SIGUSR1 (release) or SIGUSR2 (resume), and ask \
+             its pages for its health"
         );
     }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let said = runtime
-        .block_on(async { tokio::time::timeout(WITHIN * 2, say(&socket, &target)).await })
+        .block_on(async { tokio::time::timeout(WITHIN * 2, say(&socket, &method, &target)).await })
         .with_context(|| format!("the agent on {} does not answer", socket.display()))??;
-    println!("{said}");
+    match ask {
+        Ask::Health(_) => println!("{}", said.trim_end()),
+        Ask::Release(_) | Ask::Resume(_) => println!("{}", told(&said)?),
+    }
     Ok(())
 }
 
-async fn say(socket: &std::path::Path, target: &str) -> Result<String> {
+async fn say(socket: &std::path::Path, method: &Method, target: &str) -> Result<String> {
     let stream = knock(socket).await?;
     let (mut sender, driver) = http1::handshake(TokioIo::new(stream)).await.context("the agent hung up")?;
     tokio::spawn(driver);
-    let request = Request::post(target)
+    let request = Request::builder()
+        .method(method)
+        .uri(target)
         .header(hyper::header::HOST, "agent")
         .body(Empty::<Bytes>::new())
         .context("a request")?;
@@ -99,7 +119,12 @@ async fn say(socket: &std::path::Path, target: &str) -> Result<String> {
     if !status.is_success() {
         bail!("{}", text.trim_end());
     }
-    let Answer { state, until_unix } = serde_json::from_str(&text).context("is that a cotenant agent?")?;
+    Ok(text)
+}
+
+/// What a release or a resume came to.
+fn told(text: &str) -> Result<String> {
+    let Answer { state, until_unix } = serde_json::from_str(text).context("is that a cotenant agent?")?;
     Ok(match (state.as_str(), until_unix) {
         ("released", Some(until)) => {
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -61,12 +61,13 @@ impl Door {
         }
     }
 
-    /// Until the runtime ends.
-    pub(crate) async fn hear(self, release: Arc<Release>) {
+    /// Until the runtime ends. `health` are the pages that say how the agent is, for whoever has no key to the others.
+    pub(crate) async fn hear(self, release: Arc<Release>, health: Router) {
         let router = Router::new()
             .route("/release", get(state).post(let_go))
             .route("/resume", post(take_up))
-            .with_state(release);
+            .with_state(release)
+            .merge(health);
         loop {
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,

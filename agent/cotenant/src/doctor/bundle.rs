@@ -15,7 +15,10 @@ use flate2::{Compression, write::GzEncoder};
 use tar::{Builder, Header};
 
 use super::{ask::fetch, facts::Facts, redact};
-use crate::config::{self, Overrides};
+use crate::{
+    client::Access,
+    config::{self, Overrides},
+};
 
 /// Of one file, before compression.
 const MAX_ENTRY: usize = 8 << 20;
@@ -34,7 +37,13 @@ struct Entry {
 }
 
 /// Writes the bundle; gives what is in it, for people.
-pub(super) fn write(path: &Path, facts: &Facts, doctor: &str, overrides: &Overrides) -> Result<String> {
+pub(super) fn write(
+    path: &Path,
+    facts: &Facts,
+    doctor: &str,
+    overrides: &Overrides,
+    access: &Access,
+) -> Result<String> {
     let mut left_out = Vec::new();
     let mut entries = vec![Entry { name: "doctor.json", content: redact::urls(doctor) }];
     match configuration(overrides) {
@@ -44,7 +53,7 @@ pub(super) fn write(path: &Path, facts: &Facts, doctor: &str, overrides: &Overri
     }
     let answering = facts.agent.as_ref().filter(|agent| agent.status.is_ok());
     for (name, page) in PAGES {
-        match answering.map(|agent| fetch(agent.address, page)) {
+        match answering.map(|agent| fetch(agent.address, page, access)) {
             Some(Ok((200 | 503, text))) => entries.push(Entry { name, content: redact::urls(&text) }),
             Some(Ok((code, _))) => left_out.push(format!("{name}: the agent says {code}")),
             Some(Err(reason)) => left_out.push(format!("{name}: {reason}")),

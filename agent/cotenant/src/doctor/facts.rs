@@ -14,6 +14,7 @@ use cotenant_model::{device::DeviceSample, view::Feature};
 
 use super::ask::{self, Agent};
 use crate::{
+    client::Access,
     config::Config,
     discovery::chain,
     events::open_log,
@@ -72,7 +73,11 @@ pub(super) struct Facts {
     pub(super) agent: Option<Agent>,
 }
 
-pub(super) fn gather(config: &Config, configuration: Result<Option<String>, String>) -> Facts {
+pub(super) fn gather(
+    config: &Config,
+    configuration: Result<Option<String>, String>,
+    access: &Access,
+) -> Facts {
     let host = Host::at(&config.agent.root);
     let live = host.is_running();
     // Before any thread is started: they see the mount as this one does.
@@ -108,7 +113,7 @@ pub(super) fn gather(config: &Config, configuration: Result<Option<String>, Stri
         kubelet,
         runtime,
         api_watch: live.then(|| Pods::watch(&config.kubernetes, Confinement::none()).asked_once()),
-        agent: live.then(|| ask::agent(config.server.listen)),
+        agent: live.then(|| ask::agent(config.server.listen, access)),
         surroundings,
     }
 }

@@ -6,7 +6,7 @@ use cotenant_model::view::{Feature, FeatureState};
 use serde_json::Value;
 
 use super::{
-    ask::Agent,
+    ask::{Agent, Unasked},
     facts::{Answered, Copies, Copy, Facts},
 };
 use crate::{
@@ -138,8 +138,16 @@ fn agent(agent: &Agent) -> Feature {
     let Agent { address, status, readiness } = agent;
     let status = match status {
         Ok(status) => status,
-        Err(reason) => {
+        Err(Unasked::Absent(reason)) => {
             return feature(name, FeatureState::Active, format!("none answers on {address}: {reason}"));
+        }
+        Err(Unasked::Unadmitted { reason, remedy }) => {
+            let seen = format!("the agent on {address} does not let doctor in: {reason}");
+            let closed = remedied(feature(name, FeatureState::Degraded, seen), remedy.clone());
+            return Feature {
+                lost: "what the agent says of itself: it is not in this answer".to_owned(),
+                ..closed
+            };
         }
     };
     let version = status["version"].as_str().unwrap_or("of a version it does not say");

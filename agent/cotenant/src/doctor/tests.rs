@@ -71,7 +71,7 @@ impl Recorded {
     fn checks(&self) -> Vec<Feature> {
         let mut config = Config::default();
         config.agent.root = self.0.path().to_owned();
-        judge::judge(&facts::gather(&config, Ok(None)))
+        judge::judge(&facts::gather(&config, Ok(None), &Access::default()))
     }
 
     /// The verdict, and what is not as it should be.
@@ -200,7 +200,7 @@ fn with_agent(features: &serde_json::Value, code: u16) -> Feature {
     let host = Recorded::new("6.18.0\n");
     let mut config = Config::default();
     config.agent.root = host.0.path().to_owned();
-    let mut facts = facts::gather(&config, Ok(None));
+    let mut facts = facts::gather(&config, Ok(None), &Access::default());
     facts.agent = Some(ask::Agent {
         address: config.server.listen,
         status: Ok(serde_json::json!({ "version": "0.1.0", "features": features })),
@@ -229,11 +229,29 @@ fn what_the_agent_says_is_passed_on() {
 }
 
 #[test]
+fn an_agent_that_lets_nobody_in_is_a_question_without_an_answer() {
+    let host = Recorded::new("6.18.0\n");
+    let mut config = Config::default();
+    config.agent.root = host.0.path().to_owned();
+    let mut facts = facts::gather(&config, Ok(None), &Access::default());
+    let mut say = |status| {
+        facts.agent =
+            Some(ask::Agent { address: config.server.listen, status: Err(status), readiness: None });
+        judge::judge(&facts).into_iter().find(|check| check.name == "agent").expect("an agent")
+    };
+    let absent = say(ask::Unasked::Absent("refused".to_owned()));
+    assert_eq!(absent.state, FeatureState::Active);
+    let closed = say(ask::Unasked::Unadmitted { reason: "401".to_owned(), remedy: "--user".to_owned() });
+    assert_eq!((closed.state, closed.remedy.as_str()), (FeatureState::Degraded, "--user"));
+    assert!(!closed.lost.is_empty());
+}
+
+#[test]
 fn both_prints_have_every_check() {
     let host = Recorded::new("5.15.0\n");
     let mut config = Config::default();
     config.agent.root = host.0.path().to_owned();
-    let facts = facts::gather(&config, Err("line 3: port".to_owned()));
+    let facts = facts::gather(&config, Err("line 3: port".to_owned()), &Access::default());
     let checks = judge::judge(&facts);
     let verdict = Verdict::of(&checks);
     assert_eq!(verdict, Verdict::Broken, "an agent does not start with such a file");
@@ -257,7 +275,7 @@ fn nothing_is_tried_on_a_recorded_host() {
     let facts = {
         let mut config = Config::default();
         config.agent.root = Path::new("/nonexistent").to_owned();
-        facts::gather(&config, Ok(None))
+        facts::gather(&config, Ok(None), &Access::default())
     };
     assert!(facts.trials.is_none() && facts.attempted.is_none() && facts.nvml.is_none());
     assert!(facts.agent.is_none());

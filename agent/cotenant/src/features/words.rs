@@ -5,6 +5,11 @@
 static WORDS: &[(&str, &str, &str)] = &[
     ("agent", "what the agent itself lists under it", "journalctl -u cotenant, or kubectl logs of its pod"),
     (
+        "alertmanager_push",
+        "nothing reaches Alertmanager from here; incidents stay on /metrics and /api/v1/incidents",
+        "cotenant config check FILE",
+    ),
+    (
         "allocation_probes",
         "every figure by tenant: no allocation, wait or failure is seen, only NVML's figures are left",
         "cotenant doctor, as the agent runs, names the one thing that is missing",
@@ -57,6 +62,11 @@ static WORDS: &[(&str, &str, &str)] = &[
     ),
     ("configuration", "the agent does not start with this file", "cotenant config check FILE"),
     (
+        "control",
+        "cotenant release and resume; the signals USR1 and USR2 still work",
+        "let agent.control name a file in a directory that the agent may write, such as /run/cotenant",
+    ),
+    (
         "dmem",
         "limits of device memory by cgroup are neither seen nor kept",
         "a kernel of 6.14 or later with CONFIG_CGROUP_DMEM=y",
@@ -67,6 +77,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "unload and load the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; modprobe nvidia), or reboot",
     ),
     (
+        "endpoint",
+        "what the new web configuration was to bring; the last valid one stays in force",
+        "mend the file that the reason names; it is read again when it changes",
+    ),
+    (
         "gpu_boundary",
         "the GPU of an allocation where a process uses several: it is known from the thread's context only",
         "a kernel with CONFIG_KPROBE_EVENTS=y or CONFIG_FTRACE_SYSCALLS=y, and kernel.syscall_tracepoint = true",
@@ -75,6 +90,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "gpu_visibility",
         "figures of the GPUs that NVML does not list, and the check of every account against the device",
         "nvidia-smi -L; dmesg | grep -i NVRM; in a container set NVIDIA_VISIBLE_DEVICES=all",
+    ),
+    (
+        "grants",
+        "what was granted to whom, beside what is used",
+        "mount /var/lib/kubelet/pod-resources from the host; systemctl status kubelet",
     ),
     (
         "host_pid_namespace",
@@ -89,7 +109,7 @@ static WORDS: &[(&str, &str, &str)] = &[
     (
         "kernel_log",
         "the limit's owner of a kill, and Xids",
-        "CAP_SYSLOG (or sysctl kernel.dmesg_restrict=0), and the host's /dev/kmsg mounted",
+        "give the agent CAP_SYSLOG (or sysctl kernel.dmesg_restrict=0); /dev/kmsg itself is not needed, syslog(2) stands in for it",
     ),
     (
         "kernel_symbols",
@@ -101,6 +121,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "kubelet",
         "which GPUs are granted to which pod",
         "mount /var/lib/kubelet/pod-resources from the host; systemctl status kubelet",
+    ),
+    (
+        "libcuda",
+        "allocations through the libcuda files that are not probed",
+        "curl -s http://127.0.0.1:9468/status | jq .libraries says what was refused, and why",
     ),
     (
         "libraries",
@@ -159,6 +184,22 @@ static WORDS: &[(&str, &str, &str)] = &[
         "give the agent CAP_DAC_READ_SEARCH",
     ),
     (
+        "privilege_drop",
+        "the agent's threads keep every capability that it was started with; nothing that it measures",
+        "a kernel of 4.3 or later, and no filter on prctl and capset (seccompProfile: the chart's)",
+    ),
+    (
+        "probe_budget",
+        "times, waits and failures of the calls that are not timed, and pool allocations of libraries that are shed: their \
+         tenants are events_lost",
+        "raise kernel.probe_share, or have the tenant call the driver less often: cotenant_gpu_calls_total says who does",
+    ),
+    (
+        "probe_cost",
+        "what probes cost their callers: cotenant_agent_probe_cost_seconds and the budget, which rests on it",
+        "hostPID: true; on a busy node start the agent again: it is measured once",
+    ),
+    (
         "process_life",
         "when a process ends: what it held may stay booked, or be taken for freed too early",
         "mount -t tracefs tracefs /sys/kernel/tracing; a kernel of 6.16 or later, or one with BTF",
@@ -174,6 +215,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "tracefs",
         "process ends, kills for memory, and the layout of the kernel's events",
         "mount -t tracefs tracefs /sys/kernel/tracing; in a container mount the host's /sys/kernel/tracing",
+    ),
+    (
+        "unprivileged_bpf",
+        "nothing of the agent's: users without rights may load programs, which weakens this host",
+        "sysctl kernel.unprivileged_bpf_disabled=1",
     ),
     (
         "uprobe_multi",
@@ -196,11 +242,21 @@ static WORDS: &[(&str, &str, &str)] = &[
         "a kernel with BTF, and waits.enabled = true",
     ),
     (
+        "xid_events",
+        "one of three ways to hear of faults: Xids come from the kernel's log or the driver's tracepoint",
+        "nvidia-smi (NVML has to answer); dmesg | grep -i NVRM where a wait is stuck",
+    ),
+    (
         "xid_tracepoint",
         "one of three ways to hear of faults: Xids are taken from the kernel's log",
         "driver 550 or later, its module loaded before the agent starts; tracefs mounted",
     ),
 ];
+
+/// Whether anything is said of a feature.
+pub(super) fn known(name: &str) -> bool {
+    WORDS.binary_search_by(|(of, _, _)| (*of).cmp(name)).is_ok()
+}
 
 /// What is lost, and the remedy. A feature without words here has none.
 pub(super) fn of(name: &str) -> (&'static str, &'static str) {
@@ -215,8 +271,9 @@ mod tests {
     #[test]
     fn every_name_is_found_and_none_is_there_twice() {
         assert!(WORDS.is_sorted_by(|left, right| left.0 < right.0));
-        for (name, lost, _) in WORDS {
+        for (name, lost, remedy) in WORDS {
             assert_eq!(of(name).0, *lost);
+            assert!(known(name) && !lost.is_empty() && !remedy.is_empty(), "{name}");
         }
         assert_eq!(of("no_such_feature"), ("", ""));
     }

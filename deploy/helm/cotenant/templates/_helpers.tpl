@@ -59,6 +59,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- /* The agent's configuration: what the chart knows of the pod, then the user's values over it. */ -}}
 {{- define "cotenant.toml" -}}
 {{- $known := dict "server" (dict "listen" (printf "%s:%d" .Values.server.address (int .Values.server.port))) -}}
+{{- if .Values.server.webConfig.secret -}}
+{{- $_ := set $known.server "web_config" "/etc/cotenant-web/web.yml" -}}
+{{- end -}}
 {{- $nvml := dict -}}
 {{- if .Values.gpu.libraryPath -}}
 {{- $_ := set $nvml "library" "/driver/libnvidia-ml.so.1" -}}
@@ -83,4 +86,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ $key }} = {{ include "cotenant.toml.value" (get $values $key) }}
 {{- end }}
 {{ end }}
+{{- end }}
+
+{{- /* How kubelet asks for a page: by HTTP, by HTTPS, or, where every client needs a certificate, through the agent's socket. */ -}}
+{{- define "cotenant.probe" -}}
+{{- $web := .root.Values.server.webConfig -}}
+{{- if and $web.secret $web.clientCertificates -}}
+exec: { command: [/usr/bin/cotenant, health{{ if eq .path "/readyz" }}, --ready{{ end }}, --config, /etc/cotenant/cotenant.toml] }
+{{- else -}}
+httpGet: { path: {{ .path }}, port: metrics{{ if and $web.secret $web.tls }}, scheme: HTTPS{{ end }} }
+{{- end -}}
 {{- end }}

@@ -22,7 +22,8 @@ thread_local! {
 impl Sleep {
     pub const ALL: [Self; 3] = [Self::Reclaim, Self::UvmEviction, Self::Device];
 
-    /// Gives when the thread fell asleep and when its timer was due.
+    /// Gives when the thread fell asleep and when its timer woke it: when that was due, or by how long the kernel says that it
+    /// slept where the timer was late (100 us and more in an emulated machine).
     pub fn wait(self, duration: Duration) -> (u64, u64) {
         if !PUNCTUAL.replace(true) {
             // SAFETY: plain integers. Else the kernel lets a timer be 50 us late.
@@ -33,7 +34,9 @@ impl Sleep {
         loop {
             let now = monotonic_ns();
             if now >= due {
-                return (nap.begun().max(due.saturating_sub(nap.slept())), due);
+                let slept = nap.slept();
+                let from = nap.begun().max(due.saturating_sub(slept));
+                return (from, due.max(from + slept));
             }
             self.block(Duration::from_nanos(due - now));
         }
