@@ -147,6 +147,7 @@ impl SimulatedNode {
             .args(rest)
             .args(["identify", &pid.to_string(), "--output", "json", "--config"])
             .arg(self.directory.join("cotenant.toml"))
+            .env(NODE_VARIABLE, &self.directory)
             .output()
             .context("cannot start identify")?;
         let said = String::from_utf8_lossy(&output.stderr);
