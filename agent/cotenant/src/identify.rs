@@ -5,9 +5,7 @@ use std::{fmt::Write, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cotenant_host::{
-    CgroupView, Host, HostNames, Identity, Kind, Kubelet, Names, identify as identify_path,
-};
+use cotenant_host::{CgroupView, Host, HostNames, Identity, Kind, Kubelet, Names, identify as identify_path};
 use serde::Serialize;
 
 use crate::config::{self, Config, Overrides};

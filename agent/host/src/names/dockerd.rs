@@ -2,7 +2,7 @@
 //! Refuses a process that a tenant can be: only one of root's, outside every container, is asked.
 
 use super::{HostNames, containers::DaemonConfig};
-use crate::{Namespace, read};
+use crate::{Namespace, process::INITIAL_PID, read};
 
 /// Where `dockerd` writes its PID, wherever it keeps the rest.
 const PID_FILE: &str = "run/docker.pid";
@@ -13,10 +13,9 @@ impl HostNames {
     pub(super) fn dockerd_root(&self) -> Option<String> {
         let pid = read::text(&self.host.path(PID_FILE), MAX_PID).ok()?.trim().parse().ok()?;
         // A stale file's PID may be anybody's by now.
-        let namespace = |pid| self.host.namespace(pid, Namespace::Pid).ok();
         let hosts_own = self.host.comm(pid).ok()? == "dockerd"
             && self.host.uid(pid).ok()? == 0
-            && namespace(pid)? == namespace(1)?
+            && self.host.namespace(pid, Namespace::Pid).ok()? == INITIAL_PID
             && crate::identity::holds_no_tenant(&self.host.cgroup(pid).ok()?);
         if !hosts_own {
             return None;

@@ -213,11 +213,9 @@ fn running(uid: u32, cgroup: &str, line: &str, namespace: &str) -> (tempfile::Te
         ("srv/a/containers/aa/config.v2.json", named),
         ("srv/b/containers/bb/config.v2.json", named),
     ]);
-    for (pid, of) in [(1, "pid:[4026531836]"), (70, namespace)] {
-        let place = root.path().join(format!("proc/{pid}/ns"));
-        fs::create_dir_all(&place).unwrap();
-        std::os::unix::fs::symlink(of, place.join("pid")).unwrap();
-    }
+    let place = root.path().join("proc/70/ns");
+    fs::create_dir_all(&place).unwrap();
+    std::os::unix::fs::symlink(namespace, place.join("pid")).unwrap();
     (root, names)
 }
 

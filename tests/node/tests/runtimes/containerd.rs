@@ -92,7 +92,8 @@ impl Pod {
         };
         let wanted = cri::RunPodSandboxRequest { config: Some(config.clone()) };
         let sandbox = runtime.block_on(client.run_pod_sandbox(wanted))?.into_inner().pod_sandbox_id;
-        let mount = |of: &str, at: &str| cri::Mount { container_path: at.to_owned(), host_path: of.to_owned() };
+        let mount =
+            |of: &str, at: &str| cri::Mount { container_path: at.to_owned(), host_path: of.to_owned() };
         let directory = stage.directory().display().to_string();
         let container = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: "main".to_owned() }),
@@ -107,7 +108,9 @@ impl Pod {
             labels: labels(Some("main")),
             log_path: String::new(),
             linux: Some(cri::LinuxContainerConfig {
-                security_context: Some(cri::LinuxContainerSecurityContext { namespace_options: Some(node()) }),
+                security_context: Some(cri::LinuxContainerSecurityContext {
+                    namespace_options: Some(node()),
+                }),
             }),
         };
         let wanted = cri::CreateContainerRequest {
@@ -140,7 +143,8 @@ const PROGRAMS: [&str; 3] = ["containerd", "ctr", "runc"];
 
 fn holds(stage: &Stage) -> Result<()> {
     let pod = Pod::run(stage)?;
-    let named = json!({ "name": "team-a/trainer-0", "namespace": "team-a", "pod": "trainer-0", "container": "main" });
+    let named =
+        json!({ "name": "team-a/trainer-0", "namespace": "team-a", "pod": "trainer-0", "container": "main" });
     let expected = Expected {
         tenant: "pod:team-a/trainer-0",
         labels: &[

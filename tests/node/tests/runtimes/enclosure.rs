@@ -130,7 +130,9 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(20) && self.child.try_wait().is_ok_and(|end| end.is_none()) {
+        while begun.elapsed() < Duration::from_secs(20)
+            && self.child.try_wait().is_ok_and(|end| end.is_none())
+        {
             sleep(Duration::from_millis(50));
         }
         let _ = self.child.kill();

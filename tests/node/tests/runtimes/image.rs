@@ -31,7 +31,8 @@ pub(crate) fn archive(directory: &Path) -> Result<PathBuf> {
         fs::create_dir_all(to.parent().context("a library lies in a directory")?)?;
         fs::copy(file, to)?;
     }
-    let tar = |from: &Path, to: &Path| said(Command::new("tar").arg("-C").arg(from).arg("-cf").arg(to).arg("."));
+    let tar =
+        |from: &Path, to: &Path| said(Command::new("tar").arg("-C").arg(from).arg("-cf").arg(to).arg("."));
     let layer = parts.join("layer.tar");
     tar(&root, &layer)?;
     let sum = said(Command::new("sha256sum").arg(&layer))?;
@@ -45,13 +46,11 @@ pub(crate) fn archive(directory: &Path) -> Result<PathBuf> {
     let manifest = json!([{ "Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"] }]);
     fs::write(parts.join("manifest.json"), manifest.to_string())?;
     let archive = directory.join("image.tar");
-    said(
-        Command::new("tar").arg("-C").arg(&parts).arg("-cf").arg(&archive).args([
-            "manifest.json",
-            "config.json",
-            "layer.tar",
-        ]),
-    )?;
+    said(Command::new("tar").arg("-C").arg(&parts).arg("-cf").arg(&archive).args([
+        "manifest.json",
+        "config.json",
+        "layer.tar",
+    ]))?;
     Ok(archive)
 }
 

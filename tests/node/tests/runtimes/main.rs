@@ -104,7 +104,11 @@ impl Stage {
         ensure!(found.is_empty(), "{found:#?}\nthese hold memory: {seen:#?}\n{pid} is in\n{cgroup}");
         for sample in live() {
             let right = |(key, value): &(&str, &str)| sample.label(key) == *value;
-            ensure!(labels.iter().all(right), "wanted {labels:?}: {:?}\n{pid} is in\n{cgroup}", sample.labels);
+            ensure!(
+                labels.iter().all(right),
+                "wanted {labels:?}: {:?}\n{pid} is in\n{cgroup}",
+                sample.labels
+            );
             ensure!(sample.label("tenant") == *tenant, "somebody else has memory: {seen:#?}");
         }
         // NVML's list has it as well, under the same name.

@@ -65,9 +65,9 @@ impl Cluster {
         let slurmd = stage.enclosure.daemon("slurmd", &["slurmd", "-D", "-f", &config], &configured)?;
         let mut cluster = Self { slurmd, _slurmctld: slurmctld, _munged: munged, config };
         let config = cluster.config.clone();
-        cluster.slurmd.until(|| {
-            ask(stage, &config, &["sinfo", "-h", "-o", "%t"]).is_ok_and(|state| state == "idle")
-        })?;
+        cluster
+            .slurmd
+            .until(|| ask(stage, &config, &["sinfo", "-h", "-o", "%t"]).is_ok_and(|state| state == "idle"))?;
         Ok(cluster)
     }
 

@@ -20,7 +20,9 @@ fn holds(path: &str, tenant: &str, kind: &str, identity: Value) -> Result<()> {
 #[ignore = "with the others: make test-runtimes"]
 fn a_service_and_a_scope_have_their_names() -> Result<()> {
     let own = std::process::id();
-    for unit in [format!("triton-{own}.service"), format!("trainer@{own}.service"), format!("run-r{own}.scope")] {
+    for unit in
+        [format!("triton-{own}.service"), format!("trainer@{own}.service"), format!("run-r{own}.scope")]
+    {
         let identity = json!({ "kind": "systemd_unit", "id": unit, "name": unit, "unit": unit, "uid": 0 });
         holds(&format!("system.slice/{unit}"), &format!("systemd:{unit}"), "systemd", identity)?;
     }
