@@ -201,8 +201,8 @@ fn hostile_names_are_cleaned_and_cut() {
 }
 
 /// A `dockerd` with PID 70 as files: its user, its cgroup, its command line; and where its PID namespace is not the host's.
-fn running(uid: u32, cgroup: &str, line: &str, namespace: &str) -> (tempfile::TempDir, HostNames) {
-    let named = r#"{"Name":"/web"}"#;
+fn dockerd(uid: u32, cgroup: &str, line: &str, namespace: &str) -> (tempfile::TempDir, HostNames) {
+    let store = r#"{"Name":"/web"}"#;
     let (root, names) = fixture(&[
         ("run/docker.pid", "70\n"),
         ("proc/70/comm", "dockerd\n"),
@@ -210,8 +210,8 @@ fn running(uid: u32, cgroup: &str, line: &str, namespace: &str) -> (tempfile::Te
         ("proc/70/cgroup", &format!("0::{cgroup}\n")),
         ("proc/70/cmdline", line),
         ("srv/docker.json", r#"{"data-root":"/srv/b"}"#),
-        ("srv/a/containers/aa/config.v2.json", named),
-        ("srv/b/containers/bb/config.v2.json", named),
+        ("srv/a/containers/aa/config.v2.json", store),
+        ("srv/b/containers/bb/config.v2.json", store),
     ]);
     let place = root.path().join("proc/70/ns");
     fs::create_dir_all(&place).unwrap();
@@ -223,7 +223,7 @@ fn running(uid: u32, cgroup: &str, line: &str, namespace: &str) -> (tempfile::Te
 fn c26_docker_says_where_it_keeps_its_containers() {
     const HOST: &str = "pid:[4026531836]";
     let name = |id: &str, uid, cgroup: &str, line: &str, namespace| {
-        let (_root, names) = running(uid, cgroup, line, namespace);
+        let (_root, names) = dockerd(uid, cgroup, line, namespace);
         names.container(Runtime::Docker, id, &Owner::Root).map(|named| named.name)
     };
     let unit = "/system.slice/docker.service";
