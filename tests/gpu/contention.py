@@ -22,7 +22,7 @@ from drive import CGROUPS, HERE, LABEL, SERIES, Agent, Workload, get, host
 SETTLE = 1.6
 SOLO, TOGETHER, TRACED = 2.0, 4.0, 2.0
 GIB = 1 << 30
-WANTED = re.compile(r"cotenant_(gpu_(blame|driver_wait|contention|memory_operation_duration)|agent_(losses|notes|cpu|resident|blame)|oom)")
+WANTED = re.compile(r"cotenant_(gpu_(blame|driver_wait|contention|memory_operation_duration)|agent_(losses|notes|cpu|resident|blame)|oom|gpu_xid)")
 TRACING = Path("/sys/kernel/tracing")
 
 
@@ -108,7 +108,14 @@ def python(name, file, *arguments, solo=SOLO):
     return Loop(name, [sys.executable, HERE / "workloads" / file, *arguments], solo=solo)
 
 
-def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
+def pin(workloads):
+    """Each main thread to a CPU of its own: how near that is to the GPU changes a call by up to 40 %, whoever else there is."""
+    for place, workload in enumerate(workloads):
+        if workload.failure is None:
+            os.sched_setaffinity(workload.process.pid, {(2 + 2 * place) % os.cpu_count()})
+
+
+def scenario(options, name, victim, others, newcomer=None, together=TOGETHER, pinned=True):
     """Each alone, then all together, then together once more with a second witness on the victim's main thread."""
     everybody = [victim, *others]
     log = options.build / f"agent-{name}.log"
@@ -116,6 +123,8 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
     with Agent(options.agent, log) as agent:
         for workload in everybody:
             workload.start()
+        if pinned:
+            pin(everybody)
         for workload in everybody:
             if workload.solo:
                 workload.ask(workload.solo).answer("solo")
@@ -137,6 +146,8 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
             time.sleep(0.2)
             victim.ask(TRACED, 200).answer("traced")
         os.sched_setaffinity(victim.process.pid, range(os.cpu_count()))
+        if pinned:
+            pin([victim])
         for workload in others:
             workload.answer("traced")
         result["after_traced"] = settled()
@@ -149,6 +160,10 @@ def scenario(options, name, victim, others, newcomer=None, together=TOGETHER):
                 workload.answer("newcomer")
             result["after_newcomer"] = settled()
             newcomer.end()
+        # Once more alone: a GPU, a CPU and their clocks are not the same for the whole of a run.
+        for workload in everybody:
+            if workload.solo:
+                workload.ask(workload.solo).answer("solo again")
         for workload in everybody:
             workload.end()
         result["driver_open"] = holders()
@@ -217,7 +232,7 @@ def beside_hog(options):
 
 
 def threads(options):
-    return scenario(options, "threads", contend(options, "threads", threads=4), [])
+    return scenario(options, "threads", contend(options, "threads", threads=4), [], pinned=False)
 
 
 
@@ -340,6 +355,48 @@ def kills(options):
     }
 
 
+def faults(options):
+    """Tenants that write where they have no memory; the kernel's tracepoint and log of it beside the agent's account."""
+    directory = TRACING / "instances/faults"
+    directory.mkdir(exist_ok=True)
+    event = directory / "events/nvidia/nvidia_dev_xid/enable"
+    if event.exists():
+        event.write_text("1")
+    log, kernel_log = options.build / "agent-faults.log", kernel_lines()
+    rows = []
+    with Agent(options.agent, log):
+        innocent = contend(options, "bystander").start()
+        before = settled()
+        for number in range(3):
+            faulty = Loop(f"fault{number}", [options.build / "fault", 0, GIB]).start()
+            settled()
+            innocent.ask(1)
+            faulty.ask(0)
+            faulty.listen(30)
+            rows.append({"tenant": faulty.tenant, "pid": faulty.process.pid, "codes": faulty.phases[-1], "failure": faulty.failure})
+            faulty.end()
+            innocent.answer(f"beside {number}")
+            # Faults of one code within five seconds on one GPU are one.
+            time.sleep(6)
+        after = settled()
+        status, incidents = json.loads(get("/status")), json.loads(get("/api/v1/incidents"))
+        innocent.end()
+    told = [line.strip() for line in (directory / "trace").read_text().splitlines() if "nvidia_dev_xid" in line and not line.startswith("#")]
+    if event.exists():
+        event.write_text("0")
+    directory.rmdir()
+    return {
+        "rows": rows,
+        "before": before,
+        "after": after,
+        "features": status.get("features"),
+        "incidents": incidents,
+        "tracepoint": told,
+        "kernel_log": [line for line in kernel_lines()[len(kernel_log):] if "Xid" in line],
+        "log": log.read_text()[-4000:],
+    }
+
+
 def kernel_lines():
     return subprocess.run(["dmesg"], capture_output=True, text=True, timeout=20).stdout.splitlines()
 
@@ -446,6 +503,7 @@ SCENARIOS = {
     "emptied": emptied,
     "mps": mps,
     "kills": kills,
+    "faults": faults,
     "cost": cost,
     "two_gpus": two_gpus,
     "other_gpu_hog": other_gpu_hog,

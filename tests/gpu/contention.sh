@@ -12,7 +12,7 @@ echo +memory >/sys/fs/cgroup/cgroup.subtree_control
 echo +memory >/sys/fs/cgroup/system.slice/cgroup.subtree_control
 
 toolkit
-for program in contend latency; do
+for program in contend latency fault; do
     gcc -O1 -w -I"$cuda/include" "$here/workloads/$program.c" -o "$build/$program" "$library" -lpthread
 done
 gcc -O1 -w "$here/workloads/switch.c" -o "$build/switch"

@@ -107,29 +107,36 @@ def victims(page, collected):
             if name not in guilty or "together" not in runs or not runs["together"]["count"]:
                 continue
             tenant, alone, beside = workload["tenant"], runs["solo"], runs["together"]
+            mean = alone["sum_ns"] / alone["count"]
+            if "solo again" in runs and runs["solo again"]["count"]:
+                again = runs["solo again"]["sum_ns"] / runs["solo again"]["count"]
+                drift, mean = again / mean - 1, (mean + again) / 2
+            else:
+                drift = None
             grew = {series: total(part["after"], series, tenant=tenant) - total(part["before"], series, tenant=tenant)
                     for series in ("cotenant_gpu_driver_wait_seconds_total", "cotenant_gpu_contention_excess_seconds_total")}
             blocked, excess = grew.values()
-            inflation = (beside["sum_ns"] - beside["count"] * alone["sum_ns"] / alone["count"]) / 1e9
+            inflation = (beside["sum_ns"] - beside["count"] * mean) / 1e9
             judged = inflation > 0.1 * beside["sum_ns"] / 1e9 and scenario != "threads"
             explained = (blocked + excess) / inflation if judged else None
             page.figures[f"{scenario}/{name}"] = figures = {
                 "alone": {key: alone[key] for key in ("count", "p50_ns", "p99_ns", "max_ns", "sum_ns")},
                 "beside": {key: beside[key] for key in ("count", "p50_ns", "p99_ns", "max_ns", "sum_ns")},
-                "inflation_seconds": inflation, "blocked_seconds": blocked, "excess_seconds": excess, "explained": explained,
+                "drift": drift, "inflation_seconds": inflation, "blocked_seconds": blocked, "excess_seconds": excess, "explained": explained,
             }
             rows.append([SITUATIONS[scenario], name, f"{us(alone['p50_ns'])} / {us(alone['p99_ns'])} / {us(alone['max_ns'])}",
                          f"{us(beside['p50_ns'])} / {us(beside['p99_ns'])} / {us(beside['max_ns'])}",
-                         f"{inflation:.3f}", f"{blocked:.3f}", f"{excess:.3f}", percent(explained)])
+                         percent(drift), f"{inflation:.3f}", f"{blocked:.3f}", f"{excess:.3f}", percent(explained)])
             if explained is not None and explained < EXPLAINED:
                 page.problems.append(f"{scenario}: {percent(explained)} of {name}'s inflation is explained, not {percent(EXPLAINED)}")
             edges = change(by(part["before"], BLAME, ("culprit", "wait_class"), victim=tenant), by(part["after"], BLAME, ("culprit", "wait_class"), victim=tenant))
             blames.append(blame(page, scenario, name, guilty[name], edges, figures))
     page.say("## Victims", "",
-             "Each ran alone for 2 s, then beside its neighbours; same process, agent on. Pairs of `cuMemAlloc` + `cuMemFree` of 2 MiB",
-             "(light: 1 MiB each 100 ms), or inference steps. p50 / p99 / max in µs. Inflation: total time − calls × mean alone.",
+             "Each ran alone for 2 s, then beside its neighbours; same process, its main thread on one CPU (not the four threads), agent on. Pairs of",
+             "`cuMemAlloc` + `cuMemFree` of 2 MiB (light: 1 MiB each 100 ms), or inference steps. p50 / p99 / max in µs. Drift: how the mean alone changed by the end of the",
+             "scenario, when each ran alone again. Inflation: total time − calls × mean alone, of both times.",
              "Explained: (blocked + excess) / inflation; not computed where the inflation is below a tenth of the time.", "")
-    page.table(["situation", "victim", "alone", "beside", "inflation s", "blocked s", "excess s", "explained"], rows)
+    page.table(["situation", "victim", "alone", "beside", "drift", "inflation s", "blocked s", "excess s", "explained"], rows)
     page.say("## Blame", "", "Shares of the victim's blocked time in the same run. Agent: this agent's own NVML polling, every 5 s.", "")
     page.table(["situation", "victim", "blocked s", "true culprit", "light", "agent", "unknown", "device, kernel", "others", "classes"],
                [row for row in blames if row])
@@ -259,6 +266,27 @@ def kills(page, collected):
         page.say("This build has no `cotenant_oom_kills_total` yet: the last column is to come.", "")
 
 
+def faults(page, collected):
+    part = collected.get("faults")
+    if not part or "rows" not in part:
+        return
+    page.say("## Faults", "", "A kernel writes to an address that its process does not have: Xid 31. Truth: CUDA's return code, the tracepoint `nvidia_dev_xid` and",
+             "the kernel's log. Sources: how often each told the agent, all faults together.", "")
+    told = {source: int(seen) for (source,), seen in by(part["after"], "cotenant_gpu_xid_reports_total", ("source",)).items()}
+    logged = [re.search(r"Xid.*?: (\d+)", line) for line in part["kernel_log"]]
+    counted = by(part["after"], "cotenant_gpu_xid_errors_total", ("xid",))
+    rows = []
+    for row in part["rows"]:
+        known = [xid for xid in part["incidents"]["incidents"] if xid["kind"] in ("xid", "xid_echo") and row["tenant"] in json.dumps(xid)]
+        rows.append([short(row["tenant"]), row["codes"]["ended"], sum(f"pid={row['pid']}," in line for line in part["kernel_log"]), len(known)])
+        if len(known) != 1:
+            page.problems.append(f"faults: {len(known)} incidents name {short(row['tenant'])}")
+    page.table(["tenant", "CUDA's code", "log lines that name its pid", "incidents that name it"], rows)
+    page.say(f"Kernel log: {len(part['kernel_log'])} lines, codes {', '.join(sorted({m[1] for m in logged if m}))}. Tracepoint (tracefs): {len(part['tracepoint'])}. "
+             f"Agent: {', '.join(f'{code} {int(seen)} times' for (code,), seen in counted.items())}; told by {', '.join(f'{s} {n}' for s, n in told.items())}.", "")
+    page.figures["faults"] = {"rows": part["rows"], "sources": told, "counted": {code: seen for (code,), seen in counted.items()}}
+
+
 def middle(values):
     return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
@@ -328,7 +356,7 @@ def repeats(page, others):
 def main():
     collected, out, name = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), sys.argv[3]
     host, page = collected["host"], Page()
-    for section in (victims, newcomer, witness, kills, cost, losses):
+    for section in (victims, newcomer, witness, kills, faults, cost, losses):
         section(page, collected)
     repeats(page, sys.argv[4:])
     head = [f"# Waits and blame on a real GPU, {host['date']}", "",

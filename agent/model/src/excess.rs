@@ -1,10 +1,11 @@
 //! Owns the estimate of what contention costs without blocking: spinning on the driver's locks, cold caches.
 //! Refuses to add it to measured waits: it is an estimate, with its own name.
 //!
-//! Of each call, only its time on the CPU counts here. Calls that no other process's call overlapped give the
-//! baseline of that process, operation and size (sizes of as many bits); what overlapped calls took beyond it is the
-//! excess. Without [`ENOUGH`] calls of its own the baseline is that of all processes of the host; without those
-//! either, there is no estimate, and the calls are counted as such.
+//! Of each call, only its time on the CPU counts here. Calls that nobody disturbed give the baseline of that process,
+//! operation and size (sizes of as many bits); what the others took beyond it is the excess. Disturbed: a call of
+//! another process overlapped, or a process in no traced call had what one waited for a moment before (NVML's callers).
+//! Without [`ENOUGH`] calls of its own the baseline is that of all processes of the host; without those either, there
+//! is no estimate, and the calls are counted as such.
 
 use std::collections::BTreeMap;
 

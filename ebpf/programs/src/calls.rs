@@ -13,16 +13,16 @@ use aya_ebpf::{
     programs::{ProbeContext, RetProbeContext},
 };
 use cotenant_abi::{
-    CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Effort, EffortKey, Event, FailureKey,
-    Frame, GPU_UNKNOWN, LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, NO_OPERATION, Note,
-    Operation, Process, TABLES, Thread,
+    CallKey, Cookie, EVENT_DUPLICATE_LIBRARY, EVENT_PROCESS_SEEN, Event, FailureKey, Frame, GPU_UNKNOWN,
+    LATENCY_BUCKETS, LATENCY_SHIFT, Latency, Loss, MAX_DEPTH, NO_OPERATION, Note, Operation, Process, TABLES,
+    Thread,
 };
 
 use crate::{
-    atomic, contexts, ledger,
+    atomic, contexts, effort, ledger,
     maps::{
-        ANY, CALLS, EFFORT, FAILURES, HOST, LATENCY, LEAN, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS,
-        SHADOWED, THREADS, ZERO_THREAD, count, emit, histogram, lose, note,
+        ANY, CALLS, FAILURES, HOST, LATENCY, LEAN, NOEXIST, PROCESS_IDS, PROCESSES, SETTINGS, SHADOWED,
+        THREADS, ZERO_THREAD, count, emit, histogram, lose, note,
     },
     recent, reports,
 };
@@ -411,7 +411,7 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
         if code == 0 {
             let busy = duration.saturating_sub(closed.blocked).saturating_sub(closed.runnable);
             let bytes = reports::bytes_of(closed);
-            if effort(process, operation, bytes, closed.shared, busy) == 1 {
+            if effort::record(process, operation, bytes, effort::disturbed(closed), busy) == 1 {
                 reports::retried(process, operation, bytes, gpu);
             }
         }
@@ -441,43 +441,6 @@ fn time(process: u64, operation: u8, duration: u64) {
     match histogram(&LATENCY, &CallKey { process, operation, gpu: 0, pad: [0; 6] }) {
         Some(latency) => sort_into(latency, duration),
         None => lose(Loss::LatencyMapFull),
-    }
-}
-
-/// The row of calls like this one.
-#[inline(always)]
-pub fn effort_row(process: u64, operation: u8, bytes: u64) -> Option<*mut Effort> {
-    let size_bits = (64 - bytes.leading_zeros()) as u8;
-    let key = EffortKey { process, operation, size_bits, pad: [0; 6] };
-    if let Some(row) = EFFORT.get_ptr_mut(&key) {
-        return Some(row);
-    }
-    let zero = Effort { solo_calls: 0, solo_time: 0, shared_calls: 0, shared_time: 0, failed_at: 0 };
-    let _ = EFFORT.insert(&key, &zero, NOEXIST);
-    let row = EFFORT.get_ptr_mut(&key);
-    if row.is_none() {
-        lose(Loss::EffortMapFull);
-    }
-    row
-}
-
-/// Time on the CPU inside a call that succeeded, apart by whether another process was in a call meanwhile. 1 when
-/// such a call had failed before.
-#[inline(never)]
-fn effort(process: u64, operation: u8, bytes: u64, shared: u8, busy: u64) -> u64 {
-    let Some(row) = effort_row(process, operation, bytes) else {
-        return 0;
-    };
-    // SAFETY: a live map value.
-    unsafe {
-        if shared == 1 {
-            atomic::add(&raw mut (*row).shared_calls, 1);
-            atomic::add(&raw mut (*row).shared_time, busy);
-        } else {
-            atomic::add(&raw mut (*row).solo_calls, 1);
-            atomic::add(&raw mut (*row).solo_time, busy);
-        }
-        u64::from((*row).failed_at != 0)
     }
 }
 

@@ -9,6 +9,7 @@ mod atomic;
 mod boundary;
 mod calls;
 mod contexts;
+mod effort;
 mod faults;
 mod kills;
 mod ledger;

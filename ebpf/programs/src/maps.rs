@@ -102,7 +102,8 @@ pub struct Host(UnsafeCell<HostCalls>);
 // SAFETY: changed by atomic instructions only.
 unsafe impl Sync for Host {}
 
-pub static HOST: Host = Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0, rows: [0; TABLES] }));
+pub static HOST: Host =
+    Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0, stranger_at: 0, rows: [0; TABLES] }));
 
 impl Host {
     #[inline(always)]
@@ -115,6 +116,19 @@ impl Host {
     pub fn entries(&self) -> i64 {
         // SAFETY: as above.
         unsafe { core::ptr::read_volatile(&raw const (*self.0.get()).entries) }
+    }
+
+    #[inline(always)]
+    pub fn stranger_at(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { core::ptr::read_volatile(&raw const (*self.0.get()).stranger_at) }
+    }
+
+    /// Whichever CPU writes last, it is a moment ago.
+    #[inline(always)]
+    pub fn meet_stranger(&self, at: u64) {
+        // SAFETY: as above.
+        unsafe { core::ptr::write_volatile(&raw mut (*self.0.get()).stranger_at, at) };
     }
 
     /// A thread is in a traced call from now on (1), or no longer (-1).

@@ -13,7 +13,8 @@ use cotenant_abi::{
 
 use crate::{
     atomic,
-    calls::{effort_row, now},
+    calls::now,
+    effort,
     maps::{EVENTS, LEDGER, PROCESSES, SETTINGS, emit, lose, note},
 };
 
@@ -117,7 +118,7 @@ pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
     if code != OUT_OF_MEMORY || !takes_memory(cookie.action()) {
         return;
     }
-    if let Some(row) = effort_row(process, cookie.operation(), bytes_of(frame)) {
+    if let Some(row) = effort::row(process, cookie.operation(), bytes_of(frame)) {
         // SAFETY: a live map value.
         unsafe { (*row).failed_at = now() };
     }
@@ -169,7 +170,7 @@ pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
 /// A call succeeded whose like had failed.
 #[inline(never)]
 pub fn retried(process: u64, operation: u8, bytes: u64, gpu: u8) {
-    let Some(row) = effort_row(process, operation, bytes) else {
+    let Some(row) = effort::row(process, operation, bytes) else {
         return;
     };
     // SAFETY: a live map value; two threads at once may both report.

@@ -272,7 +272,8 @@ pub fn sched_waking(ctx: RawTracePointContext) -> i32 {
             return 0;
         }
     }
-    wake(&ctx, settings, wait);
+    // SAFETY: as above.
+    wake(&ctx, settings, wait, unsafe { (*victim).process });
     0
 }
 
@@ -313,7 +314,7 @@ fn pass_turn(ctx: &RawTracePointContext, settings: &Settings, tid: u32) {
 }
 
 #[inline(always)]
-fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
+fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait, victim: u64) {
     let ids = bpf_get_current_pid_tgid();
     let at = now();
     let waker = if ids == 0 || in_interrupt(ctx, settings) {
@@ -323,7 +324,7 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
         if flags & PF_KTHREAD != 0 {
             WAKER_KERNEL
         } else {
-            take_turn(wait, ids, at, flags & PF_EXITING);
+            take_turn(wait, ids, at, flags & PF_EXITING, victim);
             WAKER_PROCESS
         }
     };
@@ -336,7 +337,7 @@ fn wake(ctx: &RawTracePointContext, settings: &Settings, wait: *mut Wait) {
 
 /// The current process hands its turn to a waiting thread.
 #[inline(never)]
-fn take_turn(wait: *mut Wait, ids: u64, at: u64, exiting: u32) {
+fn take_turn(wait: *mut Wait, ids: u64, at: u64, exiting: u32, victim: u64) {
     let (tid, tgid) = (ids as u32, (ids >> 32) as u32);
     // SAFETY: a live map value, by the caller.
     let turns = unsafe { &raw mut (*wait).turns };
@@ -357,6 +358,9 @@ fn take_turn(wait: *mut Wait, ids: u64, at: u64, exiting: u32) {
                 Some(known) => *known,
                 None => meet(tgid, NO_OPERATION),
             };
+            if process != victim {
+                HOST.meet_stranger(at);
+            }
             (*turns).before[0] = Turn { process, since: 0 };
             (*turns).before[1].process = 0;
             if let Some(from) = TURNS.get_ptr(&tid) {

@@ -323,17 +323,15 @@ fn each_class_of_wait_is_told_from_the_others() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn spinning_is_estimated_beside_what_was_measured() -> Result<()> {
-    // They spin for as long as it takes.
-    let mut stage = Stage::open(1, 1_000_000)?;
-    let body = "for 2000 {\nalloc a 64MiB\nfree a\n}";
-    let label = stage.busy("spinner", "0", "", &format!("{body}\nprint alone\nwait\n{body}"))?;
+/// A tenant alone and then beside a neighbour, that spins for up to `spin_us` before it blocks.
+fn spun(spin_us: u64, neighbour: impl FnOnce(&mut Stage) -> Result<String>) -> Result<()> {
+    let mut stage = Stage::open(1, spin_us)?;
+    let label = stage.busy("spinner", "0", "", &format!("{SPUN}\nprint alone\nwait\n{SPUN}"))?;
     let before = stage.moment()?;
     stage.go(&label)?;
     stage.of(&label).tenant.expect("alone")?;
     let alone = stage.moment()?;
-    let neighbour = stage.busy("neighbour", "0", "", body)?;
+    let neighbour = neighbour(&mut stage)?;
     let beside = stage.moment()?;
     stage.go(&label)?;
     stage.go(&neighbour)?;
@@ -355,4 +353,19 @@ fn spinning_is_estimated_beside_what_was_measured() -> Result<()> {
     assert!(excess + waited >= 0.9 * inflation && excess + waited <= 1.1 * inflation, "{told}");
     println!("{told}");
     Ok(())
+}
+
+const SPUN: &str = "for 2000 {\nalloc a 64MiB\nfree a\n}";
+
+#[test]
+fn spinning_is_estimated_beside_what_was_measured() -> Result<()> {
+    // They spin for as long as it takes.
+    spun(1_000_000, |stage| stage.busy("neighbour", "0", "", SPUN))
+}
+
+#[test]
+fn spinning_for_a_process_in_no_call_is_estimated_too() -> Result<()> {
+    // Longer than it holds the lock, more often than not: it is seen by the rest.
+    let script = "nodriver\nprint ready\nwait\nfor 2000 {\nhold api 1\nsleep 1\n}\nprint done\nwait\n";
+    spun(4_000, |stage| stage.guest("stranger", script, "0"))
 }
