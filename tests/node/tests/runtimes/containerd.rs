@@ -1,7 +1,11 @@
 //! Owns containerd with its CRI part, asked as kubelet asks it: a pod's sandbox and a container in it; and a container of
 //! `ctr`, which knows of no pod.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -23,36 +27,43 @@ use cri::runtime_service_client::RuntimeServiceClient;
 
 const UID: &str = "6a1b2c3d-0000-4444-8888-00c0ffee0001";
 
-/// containerd's socket is in the enclosure's `/run`, where this process is not.
-fn configuration(directory: &Path) -> String {
+/// `socket`: not in the enclosure's `/run`, where this process is not. `state`: where the bundles are.
+fn configuration(socket: &Path, state: &str) -> String {
     format!(
-        "version = 2\n\
+        "version = 2\nstate = \"{state}\"\n\
          disabled_plugins = [\"io.containerd.snapshotter.v1.btrfs\", \"io.containerd.snapshotter.v1.zfs\", \
          \"io.containerd.snapshotter.v1.devmapper\"]\n\
          [grpc]\naddress = \"{}\"\n\
          [plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"{IMAGE}\"\nrestrict_oom_score_adj = true\n\
          [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n",
-        directory.join("containerd.sock").display()
+        socket.display()
     )
 }
 
-fn start(stage: &Stage) -> Result<Daemon> {
-    let directory = stage.directory();
-    let file = directory.join("containerd.toml");
-    fs::write(&file, configuration(&directory))?;
-    let config = file.display().to_string();
-    let mut daemon = stage.enclosure.daemon("containerd", &["containerd", "--config", &config], &[])?;
-    daemon.until(|| ctr(stage, &["version"]).is_ok())?;
-    let archive = archive(&directory)?.display().to_string();
-    for namespace in ["k8s.io", "default"] {
-        let import = ["--namespace", namespace, "images", "import", "--snapshotter", "native", &archive];
-        ctr(stage, &import).with_context(|| daemon.log())?;
-    }
-    Ok(daemon)
+struct Containerd {
+    _daemon: Daemon,
+    socket: PathBuf,
 }
 
-fn ctr(stage: &Stage, words: &[&str]) -> Result<String> {
-    let socket = stage.directory().join("containerd.sock").display().to_string();
+impl Containerd {
+    fn start(stage: &Stage, socket: &Path, state: &str) -> Result<Self> {
+        let file = stage.directory().join("containerd.toml");
+        fs::write(&file, configuration(socket, state))?;
+        let config = file.display().to_string();
+        let mut daemon = stage.enclosure.daemon("containerd", &["containerd", "--config", &config], &[])?;
+        let ctr = |words: &[&str]| ctr(stage, socket, words);
+        daemon.until(|| ctr(&["version"]).is_ok())?;
+        let archive = archive(&stage.directory())?.display().to_string();
+        for namespace in ["k8s.io", "default"] {
+            let import = ["--namespace", namespace, "images", "import", "--snapshotter", "native", &archive];
+            ctr(&import).with_context(|| daemon.log())?;
+        }
+        Ok(Self { _daemon: daemon, socket: socket.to_owned() })
+    }
+}
+
+fn ctr(stage: &Stage, socket: &Path, words: &[&str]) -> Result<String> {
+    let socket = socket.display().to_string();
     stage.enclosure.run(&[&["ctr", "--address", &socket], words].concat())
 }
 
@@ -71,10 +82,9 @@ fn labels(container: Option<&str>) -> HashMap<String, String> {
 }
 
 impl Pod {
-    fn run(stage: &Stage) -> Result<Self> {
+    fn run(stage: &Stage, containerd: &Containerd) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let socket = stage.directory().join("containerd.sock");
-        let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()))?;
+        let endpoint = Endpoint::from_shared(format!("unix:{}", containerd.socket.display()))?;
         let mut client = RuntimeServiceClient::new(runtime.block_on(endpoint.connect())?);
         let node = || cri::NamespaceOption { network: cri::NamespaceMode::Node.into(), pid: 0 };
         let config = cri::PodSandboxConfig {
@@ -141,8 +151,8 @@ fn identity(container: &str) -> Value {
 
 const PROGRAMS: [&str; 3] = ["containerd", "ctr", "runc"];
 
-fn holds(stage: &Stage) -> Result<()> {
-    let pod = Pod::run(stage)?;
+fn holds(stage: &Stage, containerd: &Containerd) -> Result<()> {
+    let pod = Pod::run(stage, containerd)?;
     let named =
         json!({ "name": "team-a/trainer-0", "namespace": "team-a", "pod": "trainer-0", "container": "main" });
     let expected = Expected {
@@ -160,22 +170,29 @@ fn holds(stage: &Stage) -> Result<()> {
     held
 }
 
+/// The usual place of what containerd runs.
+const STATE: &str = "/run/containerd";
+
 #[test]
 #[ignore = "needs containerd: make test-runtimes"]
 fn c83_a_pod_of_containerd_is_named_by_what_its_bundle_says() -> Result<()> {
     let _leavings = Leavings::of(&["kubepods"])?;
     let stage = Stage::set(&PROGRAMS, "[kubernetes]\nenabled = \"off\"\n")?;
-    let _containerd = start(&stage)?;
-    holds(&stage)
+    let containerd = Containerd::start(&stage, &stage.directory().join("containerd.sock"), STATE)?;
+    holds(&stage, &containerd)
 }
 
 #[test]
 #[ignore = "needs containerd: make test-runtimes"]
 fn c83_a_pod_of_containerd_is_named_by_its_socket() -> Result<()> {
     let _leavings = Leavings::of(&["kubepods"])?;
-    let stage = Stage::set(&PROGRAMS, "")?;
-    let _containerd = start(&stage)?;
-    holds(&stage)
+    let place = tempfile::tempdir()?;
+    let socket = place.path().join("containerd.sock");
+    let settings = format!("[kubernetes]\nruntimes = [\"{}\"]\ninterval = \"200ms\"\n", socket.display());
+    let stage = Stage::set(&PROGRAMS, &settings)?;
+    // Its bundles are where nobody looks: what names the pod is the answer of the configured socket.
+    let containerd = Containerd::start(&stage, &socket, &place.path().join("state").display().to_string())?;
+    holds(&stage, &containerd)
 }
 
 #[test]
@@ -183,7 +200,8 @@ fn c83_a_pod_of_containerd_is_named_by_its_socket() -> Result<()> {
 fn a_container_of_ctr_is_containerds() -> Result<()> {
     let _leavings = Leavings::of(&["default"])?;
     let stage = Stage::set(&PROGRAMS, "")?;
-    let _containerd = start(&stage)?;
+    let socket = stage.directory().join("containerd.sock");
+    let _containerd = Containerd::start(&stage, &socket, STATE)?;
     let directory = stage.directory().display().to_string();
     let bind = |of: &str, at: &str| format!("type=bind,src={of},dst={at},options=rbind:rw");
     let (own, proc) = (bind(&directory, &directory), bind("/proc", HOST_PROC));
@@ -193,7 +211,7 @@ fn a_container_of_ctr_is_containerds() -> Result<()> {
     let mut words = vec!["run", "--detach", "--snapshotter", "native", "--mount", &own, "--mount", &proc];
     words.extend(environment.iter().flat_map(|row| ["--env", row]));
     words.extend([IMAGE, "bench-7", "/tenant", &script]);
-    ctr(&stage, &words)?;
+    ctr(&stage, &socket, &words)?;
     let expected = Expected {
         tenant: "containerd:bench-7",
         labels: &[("tenant_kind", "containerd")],
@@ -202,7 +220,7 @@ fn a_container_of_ctr_is_containerds() -> Result<()> {
         }),
     };
     let held = stage.expect(&expected);
-    ctr(&stage, &["tasks", "kill", "--signal", "KILL", "bench-7"])?;
+    ctr(&stage, &socket, &["tasks", "kill", "--signal", "KILL", "bench-7"])?;
     ensure!(held.is_ok(), "{held:?}");
     Ok(())
 }

@@ -86,7 +86,16 @@ impl Enclosure {
 }
 
 impl Drop for Enclosure {
+    /// Whoever is still inside, such as the shim of a container that a failed test left, ends with it.
     fn drop(&mut self) {
+        let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+        let (own, inside) = (self.holder.id().to_string(), of(&self.holder.id().to_string()));
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let Ok(pid) = entry.file_name().into_string() else { continue };
+            if inside.is_some() && pid != own && of(&pid) == inside {
+                let _ = Command::new("kill").args(["-KILL", &pid]).status();
+            }
+        }
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
