@@ -27,10 +27,10 @@ use cri::runtime_service_client::RuntimeServiceClient;
 
 const UID: &str = "6a1b2c3d-0000-4444-8888-00c0ffee0001";
 
-/// `socket`: not in the enclosure's `/run`, where this process is not. `state`: where the bundles are.
-fn configuration(socket: &Path, state: &str) -> String {
+/// `socket`: not in the enclosure's `/run`, where this process is not. `bundles`: the state directory, which has them.
+fn configuration(socket: &Path, bundles: &str) -> String {
     format!(
-        "version = 2\nstate = \"{state}\"\n\
+        "version = 2\nstate = \"{bundles}\"\n\
          disabled_plugins = [\"io.containerd.snapshotter.v1.btrfs\", \"io.containerd.snapshotter.v1.zfs\", \
          \"io.containerd.snapshotter.v1.devmapper\"]\n\
          [grpc]\naddress = \"{}\"\n\
@@ -46,9 +46,9 @@ struct Containerd {
 }
 
 impl Containerd {
-    fn start(stage: &Stage, socket: &Path, state: &str) -> Result<Self> {
+    fn start(stage: &Stage, socket: &Path, bundles: &str) -> Result<Self> {
         let file = stage.directory().join("containerd.toml");
-        fs::write(&file, configuration(socket, state))?;
+        fs::write(&file, configuration(socket, bundles))?;
         let config = file.display().to_string();
         let mut daemon = stage.enclosure.daemon("containerd", &["containerd", "--config", &config], &[])?;
         let ctr = |words: &[&str]| ctr(stage, socket, words);
@@ -171,14 +171,14 @@ fn holds(stage: &Stage, containerd: &Containerd) -> Result<()> {
 }
 
 /// The usual place of what containerd runs.
-const STATE: &str = "/run/containerd";
+const BUNDLES: &str = "/run/containerd";
 
 #[test]
 #[ignore = "needs containerd: make test-runtimes"]
 fn c83_a_pod_of_containerd_is_named_by_what_its_bundle_says() -> Result<()> {
     let _leavings = Leavings::of(&["kubepods"])?;
     let stage = Stage::set(&PROGRAMS, "[kubernetes]\nenabled = \"off\"\n")?;
-    let containerd = Containerd::start(&stage, &stage.directory().join("containerd.sock"), STATE)?;
+    let containerd = Containerd::start(&stage, &stage.directory().join("containerd.sock"), BUNDLES)?;
     holds(&stage, &containerd)
 }
 
@@ -191,7 +191,7 @@ fn c83_a_pod_of_containerd_is_named_by_its_socket() -> Result<()> {
     let settings = format!("[kubernetes]\nruntimes = [\"{}\"]\ninterval = \"200ms\"\n", socket.display());
     let stage = Stage::set(&PROGRAMS, &settings)?;
     // Its bundles are where nobody looks: what names the pod is the answer of the configured socket.
-    let containerd = Containerd::start(&stage, &socket, &place.path().join("state").display().to_string())?;
+    let containerd = Containerd::start(&stage, &socket, &place.path().join("bundles").display().to_string())?;
     holds(&stage, &containerd)
 }
 
@@ -201,7 +201,7 @@ fn a_container_of_ctr_is_containerds() -> Result<()> {
     let _leavings = Leavings::of(&["default"])?;
     let stage = Stage::set(&PROGRAMS, "")?;
     let socket = stage.directory().join("containerd.sock");
-    let _containerd = Containerd::start(&stage, &socket, STATE)?;
+    let _containerd = Containerd::start(&stage, &socket, BUNDLES)?;
     let directory = stage.directory().display().to_string();
     let bind = |of: &str, at: &str| format!("type=bind,src={of},dst={at},options=rbind:rw");
     let (own, proc) = (bind(&directory, &directory), bind("/proc", HOST_PROC));
