@@ -21,7 +21,7 @@ TOOLS := $(CURDIR)/target/tools/bin
 PROFILE ?= release
 AGENT = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/cotenant
 
-.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-deploy test-kernels test-packages test-runtimes soak chart papers packages image lint gpu-bundle
+.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-receivers test-deploy test-kernels test-packages test-runtimes soak chart papers packages image lint gpu-bundle
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ test-exports: build sim ## Test boards, rules and alerts with a real Prometheus 
 	@# A recorded run is real time on a busy host: it may be taken once more, and says so.
 	python3 -m unittest discover --start-directory tests/boards --verbose || { echo "ONCE MORE: the boards' tests failed"; \
 		python3 -m unittest discover --start-directory tests/boards --verbose; }
+
+# Not part of `make test`: it fetches 350 MB (VictoriaMetrics, and what a Collector is built of).
+test-receivers: build sim ## Send by OTLP to a real VictoriaMetrics and a real Collector (root)
+	python3 tests/receivers/test_receivers.py --verbose
 
 # Not part of `make test`: it fetches kernels and takes up to half an hour on two processors.
 test-kernels: build sim ## Run the agent end to end in virtual machines of other kernels (root; `tests/setup.sh kernels`)

@@ -151,11 +151,11 @@ def override(matcher, name, properties):
 def link(title, board, **variables):
     """A way to another board that takes values along: a variable's name and Grafana's expression for its value."""
     carried = "".join(f"&var-{name}={value}" for name, value in variables.items())
-    return {"title": title, "url": f"/d/cotenant-{board}?${{__url_time_range}}&var-datasource=${{datasource}}{carried}", "targetBlank": False}
+    return {"title": title, "url": f"/d/cotenant-{board}?${{__url_time_range}}&var-datasource=${{datasource}}&${{cluster:queryparam}}{carried}", "targetBlank": False}
 
 
-def variable(name, label, description, expr, many=False):
-    """A label's values to choose from. `many` begins with all of them, whatever they are called."""
+def variable(name, label, description, expr, every=None):
+    """A label's values to choose from: one, or several, beginning with `every`, which matches them all."""
     made = {
         "type": "query",
         "name": name,
@@ -167,12 +167,12 @@ def variable(name, label, description, expr, many=False):
         "sort": 1,
         "regex": "",
         "hide": 0,
-        "multi": many,
-        "includeAll": many,
+        "multi": every is not None,
+        "includeAll": every is not None,
         "options": [],
     }
-    if many:
-        made["allValue"] = ".+"
+    if every is not None:
+        made["allValue"] = every
         made["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
     return made
 
@@ -181,7 +181,7 @@ def row(title):
     return {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"w": WIDTH, "h": 1}}
 
 
-def board(name, title, description, variables, panels):
+def board(name, title, description, variables, panels, refresh="30s"):
     """Puts panels from left to right into lines, gives them ids, and makes the JSON that Grafana imports."""
     x = y = line = 0
     for number, one in enumerate(panels, start=1):
@@ -210,7 +210,7 @@ def board(name, title, description, variables, panels):
         "enable": True,
         "hide": False,
         "iconColor": "red",
-        "expr": 'ALERTS{alertname=~"Cotenant.+",alertstate="firing"}',
+        "expr": 'ALERTS{cluster=~"$cluster",alertname=~"Cotenant.+",alertstate="firing"}',
         "titleFormat": "{{alertname}}",
         "textFormat": "{{instance}} {{tenant}} {{culprit}} {{hw_id}}",
         "step": "60s",
@@ -240,7 +240,7 @@ def board(name, title, description, variables, panels):
         "liveNow": False,
         "weekStart": "",
         "timezone": "browser",
-        "refresh": "30s",
+        "refresh": refresh,
         "time": {"from": "now-1h", "to": "now"},
         "timepicker": {},
         "templating": {"list": [source, *variables]},

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Owns what follows from the chart's values: its schema, and the plain manifest that shows the chart's defaults.
+"""Owns what follows from the chart's values: its schema, and the plain manifests that show the chart's defaults.
 
 Refuses keys that it does not find in values.yaml or, for the agent's configuration, in deploy/cotenant.toml.
 """
@@ -18,6 +18,7 @@ DEPLOY = pathlib.Path(__file__).resolve().parents[1]
 CHART = DEPLOY / "helm/cotenant"
 SCHEMA = CHART / "values.schema.json"
 MANIFEST = DEPLOY / "kubernetes/daemonset.yaml"
+API_WATCH = DEPLOY / "kubernetes/api-watch.yaml"
 TOOLS = DEPLOY.parent / "target/tools/bin"
 NAMESPACE = "cotenant"
 
@@ -77,7 +78,7 @@ PROBE = {
     for name in ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold")
 }
 # Set by the chart from other values; here they would be a second place for the same thing.
-ELSEWHERE = {"config.server.listen", "config.nvml.library", "config.nvml.release_file"}
+ELSEWHERE = {"config.server.listen", "config.nvml.library", "config.nvml.release_file", "config.kubernetes.api_watch"}
 
 
 def configuration():
@@ -131,13 +132,18 @@ def helm():
     return found
 
 
-def manifest():
-    """The chart with its defaults, without Helm's own labels."""
-    command = [helm(), "template", "cotenant", str(CHART), "--namespace", NAMESPACE, "--skip-tests"]
+def plain(*arguments):
+    """The chart with its defaults and these, as lines without Helm's own labels."""
+    command = [helm(), "template", "cotenant", str(CHART), "--namespace", NAMESPACE, "--skip-tests", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
     kept = [line for line in done.stdout.splitlines() if not re.match(r"\s*(helm\.sh/chart|app\.kubernetes\.io/managed-by):", line)]
+    return "\n".join(line.rstrip() for line in kept if not line.startswith("# Source:")) + "\n"
+
+
+def manifest():
+    """Everything that the defaults make."""
     head = f"""\
 # Cotenant on every GPU node, without Helm: what the chart makes of its defaults. Written by deploy/helm/generate.py.
 # kubectl apply -f daemonset.yaml; deploy/README.md says what other platforms need changed.
@@ -150,10 +156,21 @@ metadata:
     # hostPID and hostPath are beyond the milder levels.
     pod-security.kubernetes.io/enforce: privileged
 """
-    return head + "\n".join(line.rstrip() for line in kept if not line.startswith("# Source:")) + "\n"
+    return head + plain()
+
+
+def api_watch():
+    """The rights that the watch at the API server needs."""
+    head = """\
+# What kubernetes.api_watch = true needs beside daemonset.yaml. Written by deploy/helm/generate.py.
+# kubectl apply -f api-watch.yaml; then, in daemonset.yaml, automountServiceAccountToken: true in the DaemonSet and
+# api_watch = true below [kubernetes] of the ConfigMap.
+"""
+    return head + plain("--set=apiWatch.enabled=true", "--show-only=templates/rbac.yaml")
 
 
 if __name__ == "__main__":
     SCHEMA.write_text(schema(), encoding="utf-8")
     MANIFEST.parent.mkdir(exist_ok=True)
     MANIFEST.write_text(manifest(), encoding="utf-8")
+    API_WATCH.write_text(api_watch(), encoding="utf-8")

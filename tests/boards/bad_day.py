@@ -15,10 +15,12 @@ NVML = "NVML gives an error, runs into its deadline, or lacks a reading"
 OTLP = "agents send to an OTLP receiver, which is away for a while"
 RISK = "a GPU fills up, on a node that has been watched for longer than the demo lasts"
 GRANTS = "a node of Kubernetes, where a pod takes more than it asked for"
+FOLDED = "more tenants, pairs or events than an agent has room for"
 SITUATIONS = {
     "CotenantAgentDegraded (warning)": "a feature is degraded or broken",
     "CotenantAgentDown (warning)": "an agent that was there does not answer (in the recorded run this is after its end)",
     "CotenantAgentLosingData (warning)": "a table of the kernel side is full",
+    "CotenantAgentRestarting (warning)": "an agent dies again and again, and is started again at once",
     "CotenantAllocationFailureStorm (warning)": "more refusals than the demo's one in two seconds, at the rules' own pace",
     "CotenantGpuNearlyFull (warning)": "a GPU fills up slowly",
     "CotenantGpuReclaimRisk (critical)": RISK,
@@ -41,7 +43,12 @@ SITUATIONS = {
     "Cotenant / Fleet: Waiting to be sent (C)": OTLP,
     "Cotenant / Fleet: Events lost (A)": "a table of the kernel side is full",
     "Cotenant / Fleet: Features that do not work (A)": "a feature is degraded or broken",
+    "Cotenant / Fleet: Folded and left out (A)": FOLDED,
+    "Cotenant / Fleet: Folded and left out (B)": FOLDED,
+    "Cotenant / Fleet: Folded and left out (C)": FOLDED,
     "Cotenant / Fleet: GPUs most likely to run out (A)": RISK,
+    "Cotenant / Fleet: GPUs most likely to run out (B)": RISK,
+    "Cotenant / Fleet: GPUs most likely to run out (C)": RISK,
     "Cotenant / Fleet: Grants that lead nowhere (A)": GRANTS,
     "Cotenant / Fleet: Grants that lead nowhere (B)": GRANTS,
     "Cotenant / Fleet: Kills for memory (A)": KILL,
@@ -100,10 +107,13 @@ def hour(start, end):
     yield "cotenant_agent_probe_cost_seconds_total", {}, lambda second: 1e-4 * second
     yield "cotenant_agent_probes_shed", {}, then(1, 0)
     yield "cotenant_agent_processes_untimed", {}, then(2, 0)
+    yield "cotenant_agent_cpu_seconds_total", {}, lambda second: second % 300 * 0.01
+    for folded in ("tenants_folded", "blame_folded", "events_lost"):
+        yield f"cotenant_agent_{folded}_total", {}, since(0.1)
     yield "cotenant_agent_nvml_last_collect_success", {}, then(0, 1)
     yield "cotenant_agent_nvml_absences", {"reading": "memory", "reason": "timeout"}, then(1)
     for kind in ("errors", "timeouts"):
-        yield f"cotenant_agent_nvml_call_{kind}_total", {"function": "nvmlDeviceGetMemoryInfo_v2"}, since(0.1)
+        yield f"fleet:cotenant_agent_nvml_call_{kind}:rate5m", {"function": "nvmlDeviceGetMemoryInfo_v2"}, then(0.1, 0)
     yield "cotenant_gpu_tenant_processes", tenant, always(1)
     yield "cotenant_oom_kills_total", {**tenant, "scope": "memcg"}, then(1)
     yield "cotenant_incidents_total", {"kind": "oom_kill"}, then(1, 0)
@@ -132,6 +142,8 @@ def hour(start, end):
     yield "cotenant_gpu_memory_tenant_room_bytes", {**tenant, **gpu, "limit_source": "mps"}, always(GIB)
     for horizon in ("60s", "300s"):
         yield "cotenant_gpu_reclaim_risk_ratio", {**gpu, "horizon": horizon}, then(0.9, 0.01)
+    yield "cotenant_gpu_time_to_exhaustion_seconds", gpu, then(600)
+    yield "cotenant_gpu_reclaim_risk_share_ratio", {**tenant, **gpu}, then(0.8)
     for outcome in ("exhausted", "spared"):
         yield "cotenant_gpu_reclaim_risk_forecasts_total", {**gpu, "horizon": "60s", "forecast": "0.8-0.9", "outcome": outcome}, since(1)
     yield "cotenant_agent_kubelet_unread_device_ids", {}, always(0)
@@ -146,6 +158,8 @@ def hour(start, end):
     yield "cotenant_agent_otlp_queue_bytes", signal, always(10000)
     yield "cotenant_agent_otlp_last_success_age_seconds", signal, always(120)
     # As the rules record them.
+    yield "gpu:cotenant_reclaim_risk_ratio:60s", gpu, then(0.9, 0.01)
+    yield "fleet:cotenant_agent_features:count", {"feature": "waits", "state": "broken"}, then(1, 0)
     yield "gpu:cotenant_memory_headroom_bytes:free", gpu, lambda second: GIB * (10 - second / 360)
     yield "gpu:cotenant_memory_headroom_ratio:free", gpu, lambda second: (10 - second / 360) / 100
 

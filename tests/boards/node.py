@@ -78,8 +78,8 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(place, settings, data=None):
-    """Prometheus with these settings (text), its data in `data` or below `place`."""
+def prometheus(place, settings, data=None, patience=PATIENCE):
+    """Prometheus with these settings (text), its data in `data` or below `place`; reading many again takes patience."""
     address = f"127.0.0.1:{port()}"
     (place / "prometheus.yml").write_text(settings, encoding="utf-8")
     command = [
@@ -91,7 +91,7 @@ def prometheus(place, settings, data=None):
         "--log.level=warn",
     ]
     with running(command, place / "prometheus.log"):
-        until(lambda: ask(f"http://{address}/-/ready"), what="Prometheus")
+        until(lambda: ask(f"http://{address}/-/ready"), patience, "Prometheus")
         yield Prometheus(address)
 
 
@@ -153,11 +153,15 @@ def artefacts():
 
 
 @contextlib.contextmanager
-def demo(place, seconds):
-    """The demo node; gives the agent's address and the process. Waits for other simulated nodes to end."""
+def demo(place, seconds, settings=""):
+    """The demo node, its agent with `settings` (TOML) beside the demo's own; gives the agent's address and the process.
+    Waits for other simulated nodes to end."""
     program = artefacts() / "cotenant-demo"
     log = place / "demo.log"
-    with running([program], log, cwd=place, env={**os.environ, "DEMO_SECONDS": str(seconds)}) as child:
+    more = place / "more.toml"
+    more.write_text(settings, encoding="utf-8")
+    environment = {**os.environ, "DEMO_SECONDS": str(seconds), "DEMO_SETTINGS": str(more)}
+    with running([program], log, cwd=place, env=environment) as child:
 
         def serves():
             if child.poll() is not None:

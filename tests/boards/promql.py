@@ -25,6 +25,7 @@ def metrics(expr):
 # A board's variables in the form that they have in an expression, by what Grafana would put there.
 def filled(expr, node, gpu, tenant, rate_interval, span):
     values = {
+        '"$cluster"': '".*"',
         "$__rate_interval": rate_interval,
         "$__interval": rate_interval,
         "$__range": span,

@@ -1,13 +1,16 @@
-"""Owns the measurement of a fleet: plays nodes with the series that rules and the Fleet board read into a real
-Prometheus, and says what the rules and the board's queries cost there.
+"""Owns the measurement of a fleet: plays nodes into a real Prometheus, which scrapes them and evaluates the shipped rules
+at a real pace, and says what rules and the Fleet board's queries cost there.
 
-Refuses to be a test: its figures are this machine's. `python3 tests/boards/scale.py --nodes 1000`.
+Refuses to be a test: its figures are this machine's. `python3 tests/boards/scale.py --nodes 1000 --seconds 720`.
 """
 
 import argparse
+import collections
+import contextlib
 import http.server
 import pathlib
 import re
+import statistics
 import tempfile
 import threading
 import time
@@ -15,64 +18,18 @@ import time
 import yaml
 
 import node
+import played
 import promql
 import shipped
 
-GPUS, TENANTS, CULPRITS = 8, 20, 5
-POOL = 2000
-BOARD = "Cotenant / Fleet"
-
-
-def page(number):
-    """One node's series, with `@` where counters have their value."""
-    lines = []
-
-    def add(name, value, **labels):
-        written = ",".join(f'{key}="{text}"' for key, text in labels.items())
-        lines.append(f"{name}{{{written}}} {value}")
-
-    tenants = [f"pod:team-{(number * 7 + one) % POOL // 10}/job-{(number * 7 + one) % POOL}" for one in range(TENANTS)]
-    add("cotenant_agent_build_info", 1, version="0.1.0")
-    add("cotenant_incidents_open", number % 50 == 0 and 1 or 0)
-    for kind in ("noisy_neighbour", "stall", "allocation_failure", "near_miss", "oom_kill", "xid", "xid_echo"):
-        add("cotenant_incidents_total", 0, kind=kind)
-    for feature in range(12):
-        for state in ("active", "degraded", "unsupported", "broken", "disabled"):
-            add("cotenant_agent_feature_state", int(state == "active"), feature=f"feature_{feature}", state=state)
-    for reason in range(24):
-        add("cotenant_agent_losses_total", 0, reason=f"reason_{reason}")
-    add("cotenant_agent_events_lost_total", 0)
-    add("cotenant_agent_nvml_last_collect_success", 1)
-    add("cotenant_agent_nvml_age_seconds", 3)
-    for gpu in range(GPUS):
-        uuid = f"GPU-{number:08x}-0000-0000-0000-{gpu:012x}"
-        add("hw_gpu_memory_limit_bytes", 150754820096, hw_id=uuid)
-        add("hw_gpu_memory_usage_bytes", 100000000000 + (number * 37 + gpu * 11) % 50 * 10**9, hw_id=uuid)
-        for tenant in tenants:
-            who = {"tenant": tenant, "tenant_kind": "pod", "hw_id": uuid}
-            add("cotenant_gpu_memory_process_bytes", 5 * 10**9, **who)
-            add("cotenant_gpu_memory_residual_bytes", 0, **who, part="drift")
-            for kind in ("device", "pool"):
-                add("cotenant_gpu_memory_live_bytes", 2 * 10**9, **who, memory_kind=kind)
-                add("cotenant_gpu_memory_allocated_bytes_total", "@", **who, memory_kind=kind)
-    for place, tenant in enumerate(tenants):
-        who = {"tenant": tenant, "tenant_kind": "pod"}
-        add("cotenant_gpu_tenant_processes", 1, **who)
-        for word in ("complete", "joined_late", "events_lost"):
-            add("cotenant_gpu_memory_confidence", int(word == "complete"), **who, confidence=word)
-        add("cotenant_gpu_memory_failures_total", 0, **who, hw_id=uuid, operation="cuMemAlloc", error_type="CUDA_ERROR_OUT_OF_MEMORY")
-        for wait in ("rm_api_lock", "gpu_lock", "device"):
-            add("cotenant_gpu_driver_wait_seconds_total", "@", **who, wait_class=wait)
-        for step in range(1, CULPRITS + 1):
-            culprit = tenants[(place + step) % TENANTS]
-            for wait in ("rm_api_lock", "gpu_lock"):
-                add("cotenant_gpu_blame_seconds_total", "@", victim=tenant, culprit=culprit, relation="neighbour", wait_class=wait)
-    return "\n".join(sorted(lines)) + "\n"
+LOOK = 5
+# Of the board, as Grafana asks for it.
+STEP = 15
 
 
 class Fleet:
     def __init__(self, nodes):
-        pages, began = [page(number) for number in range(nodes)], time.time()
+        pages, began = [played.page(number) for number in range(nodes)], time.time()
         self.series = sum(one.count("\n") for one in pages)
 
         class Node(http.server.BaseHTTPRequestHandler):
@@ -87,6 +44,11 @@ class Fleet:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def handle(self):
+                # Prometheus ends with its connections open.
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
 
             def log_message(self, *_):
                 pass
@@ -106,47 +68,99 @@ class Fleet:
         )
 
 
-def cpu(prometheus):
-    return float(re.search(r"^process_cpu_seconds_total (.*)$", node.ask(f"http://{prometheus.address}/metrics"), re.M)[1])
+class Own:
+    """What Prometheus says of itself."""
+
+    def __init__(self, prometheus):
+        self.page = node.ask(f"http://{prometheus.address}/metrics")
+
+    def of(self, name):
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (.*)$", self.page, re.M))
+
+    def groups(self, name):
+        found = re.findall(rf'^{name}{{rule_group="[^"]*;([\w-]+)"}} (.*)$', self.page, re.M)
+        return {group: float(value) for group, value in found}
 
 
 def cost(prometheus, ask):
-    """Seconds of CPU that Prometheus spends on what `ask` asks, nothing else being done."""
-    before = cpu(prometheus)
+    """Seconds of CPU that Prometheus spends on what `ask` asks, nothing else being done, and the wall clock's."""
+    before, began = Own(prometheus).of("process_cpu_seconds_total"), time.monotonic()
     ask()
-    return cpu(prometheus) - before
+    took = time.monotonic() - began
+    return Own(prometheus).of("process_cpu_seconds_total") - before, took
+
+
+def live(prometheus, seconds):
+    """Lets it run, and tells each group's evaluations once rates have their five minutes."""
+    began, taken, resident = time.time(), collections.defaultdict(dict), 0
+    first = Own(prometheus)
+    while time.time() < began + seconds:
+        time.sleep(LOOK)
+        own = Own(prometheus)
+        resident = max(resident, own.of("process_resident_memory_bytes"))
+        if time.time() < began + 300:
+            first = own
+            continue
+        at = own.groups("prometheus_rule_group_last_evaluation_timestamp_seconds")
+        for group, took in own.groups("prometheus_rule_group_last_duration_seconds").items():
+            taken[group][at[group]] = took
+    spent = (own.of("process_cpu_seconds_total") - first.of("process_cpu_seconds_total")) / (began + seconds - max(began + 300, began))
+    print(f"{own.of('prometheus_tsdb_head_series'):.0f} series in the head, {resident / 1e9:.1f} GB resident at most, {spent:.2f} CPUs on the whole")
+    missed = own.of("prometheus_rule_group_iterations_missed_total")
+    print(f"an evaluation while all of that goes on, wall clock (missed: {missed:.0f}):")
+    for group, took in taken.items():
+        took = list(took.values())
+        print(f"  {statistics.median(took):6.2f} s (at most {max(took):.2f} s, {len(took)} seen)  group {group}")
+
+
+def of_board(title):
+    """(panel, query) of a board."""
+    (board,) = (one for one in shipped.boards() if one["title"] == title)
+    return [(panel["title"], target) for panel in board["panels"] for target in panel.get("targets", [])]
 
 
 def main():
     asked = argparse.ArgumentParser()
     asked.add_argument("--nodes", type=int, default=200)
-    asked.add_argument("--seconds", type=int, default=150)
-    asked.add_argument("--interval", default="30s")
+    asked.add_argument("--seconds", type=int, default=720)
+    asked.add_argument("--interval", default="60s")
     asked = asked.parse_args()
     fleet = Fleet(asked.nodes)
+    pairs = asked.nodes * played.GPUS * played.TENANTS
+    print(f"{asked.nodes} nodes of {played.GPUS} GPUs, {played.TENANTS} tenants on each GPU: {pairs} pairs of a tenant and a GPU")
+    print(f"{fleet.series // asked.nodes} series a node are played, of some {played.whole()} that an agent has there; {fleet.series} in all")
     with tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
         with node.prometheus(place, fleet.settings(asked.nodes, asked.interval)) as prometheus:
-            time.sleep(asked.seconds)
+            live(prometheus, asked.seconds)
             now = time.time()
-            own = node.ask(f"http://{prometheus.address}/metrics")
-            print(f"{asked.nodes} nodes, {fleet.series // asked.nodes} series a node from the agent, {fleet.series} in all")
-            for name in ("prometheus_tsdb_head_series", "process_resident_memory_bytes"):
-                print(f"{name} {float(re.search(rf'^{name} (.*)$', own, re.M)[1]):.4g}")
+            answering = prometheus.at("sum(up)", now)[0]["value"][1]
+            longest = float(prometheus.at("max(scrape_duration_seconds)", now)[0]["value"][1])
+            print(f"{answering} nodes answer, the longest scrape took {longest:.2f} s")
         # The same data, with nothing scraped or evaluated beside what is asked.
-        with node.prometheus(place, "{}") as prometheus:
-            print("CPU of one evaluation:")
+        with node.prometheus(place, "{}", patience=300) as prometheus:
+            print("CPU of one evaluation, nothing else going on, the best of three:")
             for group in yaml.safe_load(shipped.RULES.read_text(encoding="utf-8"))["groups"]:
-                taken = [(cost(prometheus, lambda: prometheus.at(rule["expr"], now)), rule.get("record") or rule["alert"]) for rule in group["rules"]]
-                print(f"  {sum(one for one, _ in taken):6.2f} s  group {group['name']}, most by {max(taken)[1]} ({max(taken)[0]:.2f} s)")
-            taken = []
-            for board, title, letter, expr in shipped.panel_queries():
-                if board == BOARD:
-                    expr = promql.filled(expr, "", "", "", "2m", "1h")
-                    taken.append((cost(prometheus, lambda: prometheus.over(expr, now - asked.seconds, now, 15)), f"{title} ({letter})"))
-            print(f"CPU of the Fleet board, {asked.seconds} s in steps of 15 s: {sum(one for one, _ in taken):.2f} s in {len(taken)} queries; most:")
-            for seconds, name in sorted(taken, reverse=True)[:5]:
-                print(f"  {seconds:6.2f} s  {name}")
+                taken = []
+                for rule in group["rules"]:
+                    # Collecting garbage of gigabytes falls to whoever asks at that moment.
+                    spent, took = (min(pair) for pair in zip(*(cost(prometheus, lambda: prometheus.at(rule["expr"], now)) for _ in range(3))))
+                    taken.append((spent, took, rule.get("record") or rule["alert"]))
+                most, took, name = max(taken)
+                print(f"  {sum(one for one, *_ in taken):6.2f} s  group {group['name']}, most by {name} ({most:.2f} s of CPU, {took:.2f} s)")
+            taken, points = [], asked.seconds // STEP
+            for title, target in of_board(played.BOARD):
+                expr = promql.filled(target["expr"], "", "", "", "4m", "10m")
+                if target["instant"]:
+                    spent, took = cost(prometheus, lambda: prometheus.at(expr, now))
+                else:
+                    spent, took = cost(prometheus, lambda: prometheus.over(expr, now - asked.seconds, now, STEP))
+                taken.append((took, spent, f"{title} ({target['refId']}{', a table or figure' if target['instant'] else ''})"))
+            took, spent = sum(one for one, *_ in taken), sum(one for _, one, _ in taken)
+            print(f"the Fleet board's {len(taken)} queries as Grafana asks them, graphs over {asked.seconds} s in {points} steps:")
+            print(f"  {took:.1f} s one after another, {spent:.1f} s of CPU; longest:")
+            for took, spent, name in sorted(taken, reverse=True)[:10]:
+                print(f"  {took:6.2f} s ({spent:.2f} s of CPU)  {name}")
 
 
 if __name__ == "__main__":

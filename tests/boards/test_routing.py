@@ -36,8 +36,14 @@ ALERTS = [
     alert("CotenantLedgerDrift", "info", instance="node-6", hw_id="GPU-f", tenant="pod:a/b"),
     # A neighbour is never silenced.
     alert("CotenantNoisyNeighbour", "warning", instance="node-1", tenant="pod:a/b", victim="pod:a/b", culprit="slurm:1"),
+    # A network that breaks.
+    *(alert("CotenantAgentDown", "warning", instance=f"node-{number}") for number in range(10, 15)),
+    # A forecast of both kinds.
+    alert("CotenantGpuReclaimRisk", "critical", instance="node-7", hw_id="GPU-g"),
+    alert("CotenantGpuReclaimRisk", "warning", instance="node-7", hw_id="GPU-g"),
+    alert("CotenantGpuReclaimRisk", "warning", instance="node-7", hw_id="GPU-h"),
 ]
-SILENCED = [1, 2, 6, 9, 11]
+SILENCED = [1, 2, 6, 9, 11, 20]
 
 
 class Routing(unittest.TestCase):
@@ -59,7 +65,8 @@ class Routing(unittest.TestCase):
         self.assertEqual(groups.count(("chat", {"tenant": "pod:a/b"})), 1)
         self.assertIn(("chat", {"instance": "node-2"}), groups)
         self.assertIn(("record", {"instance": "node-6"}), groups)
-        self.assertEqual(len([one for one in groups if one[0] == "pager"]), 2)
+        self.assertEqual(groups.count(("chat", {"alertname": "CotenantAgentDown"})), 1, "one message for six nodes")
+        self.assertEqual(len([one for one in groups if one[0] == "pager"]), 3)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,22 @@ class Rules(unittest.TestCase):
             if rule.get("alert") == "CotenantGpuXid":
                 self.assertEqual(re.search(r'xid[!=]~"([\d|]+)"', rule["expr"])[1].split("|"), codes)
 
+    def test_what_comes_by_otlp_gets_the_labels_of_a_scrape(self):
+        page = (shipped.DASHBOARDS / "METRICS.md").read_text(encoding="utf-8")
+        attributes = {(name.replace(".", "_"), label) for label, name in re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", page, re.M)}
+        # The agent's version is on everything that it sends, as it is the resource's.
+        wanted = {(name, label) for name, label in attributes if name != label} - {("service_version", "version")}
+        made, dropped = set(), None
+        for rule in yaml.safe_load((shipped.ROOT / "deploy/otlp/relabel.yml").read_text(encoding="utf-8")):
+            if rule.get("action") == "labeldrop":
+                dropped = re.compile(rule["regex"])
+            elif len(rule["source_labels"]) == 1:
+                made.add((rule["source_labels"][0], rule["target_label"]))
+        self.assertEqual(wanted - made, set())
+        self.assertEqual({label for _, label in made - wanted}, {"job", "instance"})
+        self.assertEqual([name for name, label in wanted if not dropped.fullmatch(name)], [], "these stand twice")
+        self.assertEqual([label for _, label in attributes if dropped.fullmatch(label)], [], "these are lost")
+
     def test_alertmanager_accepts_the_example(self):
         content, words = said("amtool", "check-config", str(shipped.ALERTMANAGER))
         self.assertTrue(content, words)
@@ -129,7 +145,7 @@ class Boards(unittest.TestCase):
         for board in shipped.boards():
             uids.add(board["uid"])
             variables = [variable["name"] for variable in board["templating"]["list"]]
-            self.assertEqual(variables[:2], ["datasource", "node"])
+            self.assertEqual(variables[:3], ["datasource", "cluster", "node"])
             ids = [panel["id"] for panel in board["panels"]]
             self.assertEqual(len(ids), len(set(ids)))
             taken = set()
@@ -197,6 +213,30 @@ class Expressions(unittest.TestCase):
             file.flush()
             content, words = said("promtool", "check", "rules", file.name)
         self.assertTrue(content, words)
+
+    def test_no_cluster_is_taken_for_another(self):
+        for where, expr in self.every():
+            if ":" in where and "/" in where:
+                selected = re.findall(r"(?<![\w:])((?:cotenant|hw|ALERTS|[a-z_]+:cotenant)[\w:]*)(?!\s*[(\w:])(\{[^}]*\})?", re.sub(promql.LABELS, "", expr))
+                self.assertTrue(selected, where)
+                for name, labels in selected:
+                    if name != "cotenant_agent_build_info":
+                        self.assertTrue(labels.startswith('{cluster=~"$cluster"'), f"{where}: {name}{labels}")
+            for labels in re.findall(r"\b(?:on|by)\s*\(([^)]*instance[^)]*)\)", expr):
+                if "hw_id" not in labels and "job" in labels:
+                    self.assertIn("cluster", labels, where)
+        for rule in shipped.rules():
+            for labels in re.findall(r"\{([^{}]*instance=%q[^{}]*)\}", rule.get("annotations", {}).get("description", "")):
+                self.assertTrue(labels.startswith("cluster=%q,"), f"{rule['alert']}: {labels}")
+
+    def test_a_thousand_nodes_fit_on_the_fleet_board(self):
+        found = 0
+        for board, panel, letter, expr in shipped.panel_queries():
+            if board == "Cotenant / Fleet" and re.search(r"by \([^)]*instance", expr):
+                # A row or a line for each node: the worst ones only, or those in trouble.
+                self.assertRegex(expr, r"\b(?:topk|bottomk)\b|> 0|max by \(severity|xid", f"{panel} ({letter})")
+                found += 1
+        self.assertGreater(found, 8)
 
     def test_every_one_reads_only_what_there_is(self):
         known = set(shipped.series()) | {rule["record"] for rule in shipped.rules() if "record" in rule} | {"up", "ALERTS"}

@@ -46,6 +46,12 @@ SETS = {
         "--set-json=networkPolicy.from=[{\"namespaceSelector\":{}}]",
         "--set-json=imagePullSecrets=[{\"name\":\"registry\"}]",
     ],
+    "teams": [
+        "--set=apiWatch.enabled=true",
+        "--set=networkPolicy.enabled=true",
+        "--set=config.kubernetes.tenant_label=team",
+        "--set-json=config.kubernetes.labels=[\"team\",\"app.kubernetes.io/name\"]",
+    ],
     "least": [
         "--set=host.tracing=,host.cgroup=,host.podLogs=,host.podResources=",
         "--set=serviceAccount.create=false",

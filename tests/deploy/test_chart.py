@@ -110,10 +110,34 @@ class Objects(unittest.TestCase):
                 paths, {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
             )
 
-    def test_no_right_in_the_api_is_given(self):
-        for objects in self.each():
-            self.assertFalse([one["kind"] for one in objects if "Role" in one["kind"]])
-            self.assertIs(chart.pod(objects)["automountServiceAccountToken"], False)
+    def test_no_right_in_the_api_is_given_unless_the_watch_is_on(self):
+        for name, objects in RENDERED.items():
+            if name == "teams":
+                continue
+            with self.subTest(name):
+                self.assertFalse([one["kind"] for one in objects if "Role" in one["kind"]])
+                self.assertIs(chart.pod(objects)["automountServiceAccountToken"], False)
+                self.assertNotIn("api_watch", chart.configuration(objects))
+
+    def test_c82_the_watch_gets_to_read_pods_and_no_more(self):
+        objects = RENDERED["teams"]
+        (role,) = chart.of_kind(objects, "ClusterRole")
+        self.assertEqual(role["rules"], [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}])
+        (binding,) = chart.of_kind(objects, "ClusterRoleBinding")
+        self.assertEqual(binding["roleRef"]["name"], role["metadata"]["name"])
+        (account,) = chart.of_kind(objects, "ServiceAccount")
+        where = {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": account["metadata"]["namespace"]}
+        self.assertEqual(binding["subjects"], [where])
+        self.assertEqual(chart.pod(objects)["serviceAccountName"], account["metadata"]["name"])
+        self.assertIs(chart.pod(objects)["automountServiceAccountToken"], True)
+        names = {one["name"]: one.get("valueFrom") for one in chart.container(objects)["env"]}
+        self.assertEqual(names["K8S_NODE_NAME"], {"fieldRef": {"fieldPath": "spec.nodeName"}})
+        lines = chart.configuration(objects).splitlines()
+        for line in ("api_watch = true", 'tenant_label = "team"', 'labels = ["team", "app.kubernetes.io/name"]'):
+            self.assertIn(line, lines)
+        (policy,) = chart.of_kind(objects, "NetworkPolicy")
+        ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        self.assertEqual(ports, {53, 443, 6443})
 
     def test_c10_the_scrape_leaves_a_tenant_s_labels_alone(self):
         for kind, endpoints in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
@@ -165,8 +189,10 @@ class Values(unittest.TestCase):
 
 class Copies(unittest.TestCase):
     def test_the_plain_manifest_is_the_chart_s(self):
-        self.assertEqual(chart.generate.MANIFEST.read_text(encoding="utf-8"), chart.generate.manifest(), "run `make chart`")
-        for one in yaml.safe_load_all(chart.generate.MANIFEST.read_text(encoding="utf-8")):
+        files = {chart.generate.MANIFEST: chart.generate.manifest(), chart.generate.API_WATCH: chart.generate.api_watch()}
+        for file, wanted in files.items():
+            self.assertEqual(file.read_text(encoding="utf-8"), wanted, "run `make chart`")
+        for one in [one for file in files for one in yaml.safe_load_all(file.read_text(encoding="utf-8"))]:
             kubernetes_validate.validate(one, VERSIONS[-1], strict=True)
 
     def test_the_chart_has_every_board_and_the_rules_unchanged(self):

@@ -373,6 +373,11 @@ mod tests {
             ("[kubernetes]\ndeadline = \"0s\"\n", "2s"),
             ("[kubernetes]\npodresources = \"kubelet.sock\"\n", "/var/lib/kubelet"),
             ("[kubernetes]\nenabled = \"yes\"\n", "auto"),
+            ("[kubernetes]\napi_watch = true\napi_server = \"http://a\"\n", "https"),
+            ("[kubernetes]\nlabels = [\"team\"]\n", "api_watch = true"),
+            ("[kubernetes]\napi_watch = true\ntenant_label = \"a b\"\n", "no key"),
+            ("[kubernetes]\napi_watch = true\nannotations = [\"\"]\n", "no key"),
+            ("[kubernetes]\napi_credentials = \"token\"\n", "from the root"),
             ("[events]\nkernel_log = \"kmsg\"\n", "/dev/kmsg"),
             ("[nvml]\nrelease_file = \"released\"\n", "from the root"),
         ] {

@@ -24,6 +24,7 @@ use cotenant_model::{
     kill::{Kill, KillCount},
     report::{FailedCall, RetriedCall, SlowCall},
     sample::{GpuRef, KernelSample},
+    stall,
     view::{EventsView, Feature, FeatureState},
     wait::class_of,
     xid::{PciAddress, XidReport, Xids},
@@ -151,7 +152,8 @@ impl Events {
             unnamed: Vec::new(),
             xids: Xids::default(),
             told_xid: None,
-            places: BTreeMap::new(),
+            // Later NVML says so too, of those that it lists.
+            places: host.gpu_addresses(),
             story,
             before: Clock::now(),
             voice,
@@ -373,7 +375,7 @@ fn waits<'a>(
                 victim: victim.clone(),
                 culprit: culprit.clone(),
                 class: *class,
-                gpus: whereabouts.places(victim, *class),
+                gpus: whereabouts.places(victim, named, *class),
                 seconds: Duration::from_nanos(share.time_ns).as_secs_f64(),
                 waits: share.waits,
                 longest: longest.get(&(victim, named)).map(|ns| Duration::from_nanos(*ns).as_secs_f64()),
@@ -389,9 +391,10 @@ fn stalls(tick: &Tick<'_>, whereabouts: &Whereabouts<'_>, clock: Clock) -> Vec<S
         .filter_map(|row| {
             let victim = tick.tenants.get(&row.process)?.clone();
             let class = class_of(tick.stacks.classes(), row.stack);
-            let holder = row.holder.and_then(|id| tick.tenants.get(&id));
+            let holder = stall::holder(row, tick.kernel, |stack| class_of(tick.stacks.classes(), stack));
+            let holder = holder.and_then(|id| tick.tenants.get(&id));
             Some(Stall {
-                gpus: whereabouts.places(&victim, class),
+                gpus: whereabouts.places(&victim, holder, class),
                 victim,
                 class,
                 since_unix: clock.unix - row.blocked_ns as f64 / 1e9,

@@ -1,20 +1,27 @@
 //! Owns how Kubernetes is asked: the section of the configuration, kubelet's thread, and how that goes.
-//! Refuses the API server: nothing here needs a right in the cluster.
+//! Refuses the API server unless told to ask it: everything else needs no right in the cluster.
+
+mod pods;
 
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Result, bail};
-use cotenant_host::{Host, Kubelet, KubeletConfig, Listing, Source};
+use cotenant_host::{ApiConfig, Host, Kubelet, KubeletConfig, Listing, Source, Wishes};
 use cotenant_model::{
     grant::SourceView,
     view::{Feature, FeatureState},
 };
+pub(crate) use pods::{Pods, Told};
 use serde::Deserialize;
 use tracing::warn;
 
 use crate::{features::feature, rights::Confinement};
 
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
+/// Labels, and as many annotations: each is a series of each tenant.
+const MAX_KEYS: usize = 16;
+/// A prefix of 253, a slash and a name of 63.
+const MAX_KEY: usize = 317;
 
 /// `[kubernetes]`.
 #[derive(Clone, Debug, Deserialize)]
@@ -29,6 +36,13 @@ pub(crate) struct Kubernetes {
     pub(crate) interval: Duration,
     #[serde(with = "humantime_serde")]
     pub(crate) deadline: Duration,
+    pub(crate) api_watch: bool,
+    pub(crate) api_server: String,
+    pub(crate) api_credentials: PathBuf,
+    pub(crate) node: String,
+    pub(crate) labels: Vec<String>,
+    pub(crate) annotations: Vec<String>,
+    pub(crate) tenant_label: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -49,6 +63,13 @@ impl Default for Kubernetes {
             resources: Vec::new(),
             interval: KubeletConfig::INTERVAL,
             deadline: KubeletConfig::DEADLINE,
+            api_watch: false,
+            api_server: String::new(),
+            api_credentials: PathBuf::from(ApiConfig::CREDENTIALS),
+            node: String::new(),
+            labels: Vec::new(),
+            annotations: Vec::new(),
+            tenant_label: String::new(),
         }
     }
 }
@@ -72,7 +93,58 @@ impl Kubernetes {
         if self.deadline.is_zero() {
             bail!("kubernetes.deadline is 0: no question can meet it; the default is 2s");
         }
+        self.check_labels()
+    }
+
+    fn check_labels(&self) -> Result<()> {
+        if !self.api_credentials.is_absolute() {
+            bail!(
+                "kubernetes.api_credentials is {}: a path from the root is wanted, such as {}",
+                self.api_credentials.display(),
+                ApiConfig::CREDENTIALS
+            );
+        }
+        let server = &self.api_server;
+        if !server.is_empty() && !server.starts_with("https://") {
+            bail!(
+                "kubernetes.api_server is {server:?}: https://HOST:PORT is wanted, as the token goes there"
+            );
+        }
+        let mut asked = !self.tenant_label.is_empty();
+        for (name, keys) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            asked |= !keys.is_empty();
+            if keys.len() > MAX_KEYS {
+                bail!(
+                    "kubernetes.{name} has {} keys: {MAX_KEYS} at most, each is a series of each pod",
+                    keys.len()
+                );
+            }
+            if let Some(key) = keys.iter().find(|key| !is_key(key)) {
+                bail!("kubernetes.{name} has {key:?}, which is no key such as app.kubernetes.io/name");
+            }
+        }
+        if !self.tenant_label.is_empty() && !is_key(&self.tenant_label) {
+            bail!("kubernetes.tenant_label is {:?}, which is no key such as team", self.tenant_label);
+        }
+        if asked && !self.api_watch {
+            bail!("kubernetes.labels, annotations and tenant_label need kubernetes.api_watch = true");
+        }
         Ok(())
+    }
+
+    /// How the API server is to be asked, if it is.
+    pub(crate) fn api(&self) -> Option<ApiConfig> {
+        self.api_watch.then(|| ApiConfig {
+            server: self.api_server.clone(),
+            credentials: self.api_credentials.clone(),
+            node: self.node.clone(),
+            deadline: ApiConfig::DEADLINE,
+            wishes: Wishes {
+                labels: self.labels.clone(),
+                annotations: self.annotations.clone(),
+                tenant_label: self.tenant_label.clone(),
+            },
+        })
     }
 
     /// The host as it names pods.
@@ -103,6 +175,12 @@ impl Kubernetes {
             })
             .ok()
     }
+}
+
+/// As labels and annotations are named.
+fn is_key(key: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
+    !key.is_empty() && key.len() <= MAX_KEY && key.bytes().all(plain)
 }
 
 /// How asking goes. Nothing before anybody answered: a host without Kubernetes has no such figures.

@@ -34,7 +34,7 @@ use crate::{
     discovery::chain,
     events::{Events, Tick},
     features::{self, Visible, feature, hearing},
-    kubernetes::{Kubernetes, grants_feature, sources},
+    kubernetes::{Kubernetes, Told, grants_feature, sources},
     limits::Limits,
     notify::Notify,
     paging::Account,
@@ -117,22 +117,23 @@ impl Ticker {
         self.notify.expect_ticks(config.agent.interval);
         while !stop.load(Ordering::Relaxed) {
             let begun = Instant::now();
-            let view = self.tick(&mut state, &config.tenants);
-            let view = Arc::new(view);
-            self.published.store(Some(Arc::clone(&view)));
-            self.notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
+            if let Some(view) = self.tick(&mut state, &config.tenants).map(Arc::new) {
+                self.published.store(Some(Arc::clone(&view)));
+                self.notify.ticked(view.gpus.len(), view.tenants.len(), &view.agent.features);
+            }
             state.cost = begun.elapsed();
             std::thread::park_timeout(config.agent.interval.saturating_sub(state.cost));
         }
         self.events.farewell();
     }
 
-    fn tick(&mut self, state: &mut State, tenants: &Tenants) -> View {
+    /// `None`: what was published stays, and grows old.
+    fn tick(&mut self, state: &mut State, tenants: &Tenants) -> Option<View> {
         let device = self.device.as_ref().map_or_else(
             || Arc::new(DeviceSample::absent(Duration::ZERO, Absence::Released)),
             |device| device.latest(),
         );
-        let mut kernel = self.read(state, &device);
+        let mut kernel = self.read(state, &device)?;
         if let Ok(registry) = self.registry.lock() {
             kernel.processes.iter_mut().for_each(|process| registry.judge(process));
         }
@@ -199,8 +200,10 @@ impl Ticker {
         if let Ok(mut registry) = self.registry.lock() {
             registry.forget(&step.retired);
         }
-        let listing = self.registry.lock().ok().and_then(|registry| registry.listing());
-        let grants = self.grants(state, listing.as_deref(), &step, &device, now);
+        let heard = self.registry.lock().map(|registry| (registry.listing(), registry.pods()));
+        let (listing, told) = heard.unwrap_or_default();
+        told.note(&mut step.tenants);
+        let grants = self.grants(state, (listing.as_deref(), &told), &step, &device, now);
         let calls = self.reader.as_ref().map(|_| kernel.processes.as_slice());
         let holders = state.idle.advance(calls, &device, &state.listed.1, now, tenants.idle_after);
         let moment = Moment::of(&step, now, device.taken);
@@ -220,27 +223,34 @@ impl Ticker {
             agent: self.agent(kernel, &device, now, state.cost, expected),
         };
         view.agent.features.push(grants_feature(self.kubernetes.enabled, listing.as_deref()));
+        view.agent.features.push(told.feature());
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
-        view
+        Some(view)
     }
 
     fn grants(
         &self,
         state: &mut State,
-        listing: Option<&Listing>,
+        (listing, told): (Option<&Listing>, &Told),
         step: &Step,
         device: &DeviceSample,
         now: Duration,
     ) -> GrantsView {
         let elapsed = now.saturating_sub(state.past);
         state.past = now;
-        let Some(listing) = listing else { return GrantsView::default() };
+        let told_sources = told.source();
+        let Some(listing) = listing else {
+            return GrantsView { sources: told_sources.into_iter().collect(), ..GrantsView::default() };
+        };
         let facts = listing.facts(&self.kubernetes.resources);
         let library = device.library.as_ref().map(|_| ()).map_err(|reason| *reason);
         let grants = state.book.advance(facts, &step.tenants, &step.gpus, library, elapsed);
-        GrantsView { unread_ids: listing.unread_ids, sources: sources(listing), ..grants }
+        let sources = sources(listing).into_iter().chain(told_sources).collect();
+        let mut grants = GrantsView { unread_ids: listing.unread_ids, sources, ..grants };
+        told.name_grants(&mut grants);
+        grants
     }
 
     /// Asked only while a GPU has memory in use and NVML lists nobody, and seldom: it walks the host's descriptors.
@@ -293,8 +303,9 @@ impl Ticker {
         }
     }
 
-    fn read(&mut self, state: &mut State, device: &DeviceSample) -> KernelSample {
-        let Some(reader) = &mut self.reader else { return KernelSample::default() };
+    /// `None` when the maps cannot be read: an empty sample would look as if everybody had left.
+    fn read(&mut self, state: &mut State, device: &DeviceSample) -> Option<KernelSample> {
+        let Some(reader) = &mut self.reader else { return Some(KernelSample::default()) };
         let gpus: Vec<GpuId> = device.gpus.iter().map(|gpu| gpu.id.clone()).collect();
         if gpus != state.known && !gpus.is_empty() {
             match reader.know_gpus(&gpus) {
@@ -306,10 +317,10 @@ impl Ticker {
             [only] => Some(only.clone()),
             _ => None,
         };
-        reader.read(only.as_ref()).unwrap_or_else(|error| {
-            warn!(error = %chain(&error), "the maps could not be read");
-            KernelSample::default()
-        })
+        reader
+            .read(only.as_ref())
+            .inspect_err(|error| warn!(error = %chain(error), "the maps could not be read"))
+            .ok()
     }
 
     fn agent(

@@ -1,5 +1,6 @@
 //! Owns who each process belongs to, as far as anyone asked: found once, kept while it is needed and some minutes more.
-//! Refuses to change its mind, except for a pod that had no name yet: a tenant is what it was at first sight.
+//! Refuses to change its mind, except for a pod that had no name yet, or of which the API server had not told yet: a tenant
+//! is what it was at first sight.
 
 mod eyes;
 
@@ -17,7 +18,10 @@ use cotenant_model::{
 };
 pub(crate) use eyes::{Eyes, Sight};
 
-use crate::{kubernetes::Kubernetes, rights::Confinement};
+use crate::{
+    kubernetes::{Kubernetes, Pods, Told},
+    rights::Confinement,
+};
 
 /// `bpf_get_current_cgroup_id` of a process outside every cgroup of the unified hierarchy.
 const ROOT_CGROUP: u64 = 1;
@@ -35,16 +39,17 @@ const NAMING: Duration = Duration::from_secs(30);
 struct Known {
     sight: Sight,
     gone: bool,
-    /// Since when it has no name, and when that was asked last.
-    nameless: Option<(Instant, Instant)>,
+    /// While its tenant may still get another name: since when, and when that was asked last.
+    waiting: Option<(Instant, Instant)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Registry {
     eyes: Eyes,
     kubelet: Option<Kubelet>,
+    pods: Pods,
     by_process: BTreeMap<ProcessId, Tenant>,
-    /// The PID and start of a process whose tenant has no name yet.
+    /// The PIDs of processes whose tenants may still get another name.
     nameless: BTreeMap<ProcessId, u32>,
     /// With the start time that makes a PID an identity.
     by_pid: BTreeMap<u32, Known>,
@@ -62,18 +67,22 @@ impl Registry {
     pub(crate) fn new(host: Host, kubernetes: &Kubernetes, confinement: Confinement) -> Self {
         let view = host.enter_cgroups();
         let kubelet = kubernetes.ask(&host, confinement);
-        let names = HostNames::new(host.clone());
-        let names = match &kubelet {
-            Some(kubelet) => names.with(kubelet),
-            None => names,
-        };
-        Self { kubelet, ..Self::with(Eyes { host, names, view }) }
+        let pods = Pods::watch(kubernetes, confinement);
+        let mut names = HostNames::new(host.clone());
+        if let Some(kubelet) = &kubelet {
+            names = names.with(kubelet);
+        }
+        if let Pods::Watched(watch) = &pods {
+            names = names.with_pods(watch);
+        }
+        Self { kubelet, pods, ..Self::with(Eyes { host, names, view }) }
     }
 
     fn with(eyes: Eyes) -> Self {
         Self {
             eyes,
             kubelet: None,
+            pods: Pods::Off,
             by_process: BTreeMap::new(),
             nameless: BTreeMap::new(),
             by_pid: BTreeMap::new(),
@@ -88,6 +97,11 @@ impl Registry {
     /// What kubelet and the runtime said last; `None` while nobody asks them.
     pub(crate) fn listing(&self) -> Option<Arc<Listing>> {
         self.kubelet.as_ref().map(Kubelet::latest)
+    }
+
+    /// What the API server says of this node's pods.
+    pub(crate) fn pods(&self) -> Told {
+        self.pods.told()
     }
 
     /// To look with while the registry is not locked.
@@ -109,23 +123,29 @@ impl Registry {
     /// What the last look at this PID found, unless it is time for another: a pod may have got its name since.
     pub(crate) fn seen(&self, pid: u32) -> Option<Sight> {
         let known = self.by_pid.get(&pid)?;
-        let again =
-            known.nameless.is_some_and(|(since, asked)| since.elapsed() < NAMING && asked.elapsed() >= AGAIN);
-        (!again).then(|| known.sight.clone())
+        (!known.waiting.is_some_and(|waiting| self.again(&known.sight, waiting))).then(|| known.sight.clone())
+    }
+
+    /// A name may come any second for a while; what the API server says comes with its word, however late.
+    fn again(&self, sight: &Sight, (since, asked): (Instant, Instant)) -> bool {
+        asked.elapsed() >= AGAIN
+            && (sight.nameless && since.elapsed() < NAMING
+                || sight.unsettled && self.eyes.names.heard() != sight.heard)
     }
 
     /// What a look at a process found. What was known of the same process before stays, but for its missing name.
     pub(crate) fn note(&mut self, pid: u32, sight: Sight) -> Tenant {
         let now = Instant::now();
-        let missing = |since, asked| sight.nameless.then_some((since, asked));
+        let open = sight.nameless || sight.unsettled;
+        let waiting = |since, asked| open.then_some((since, asked));
         let known = match self.by_pid.get(&pid).filter(|known| known.sight.start == sight.start) {
-            Some(Known { nameless: None, sight, .. }) => return sight.tenant.clone(),
-            Some(Known { nameless: Some((since, asked)), gone, .. }) => {
+            Some(Known { waiting: None, sight, .. }) => return sight.tenant.clone(),
+            Some(Known { waiting: Some((since, asked)), gone, .. }) => {
                 // What was seen before comes back here as well, and is no new question.
                 let asked = if asked.elapsed() >= AGAIN { now } else { *asked };
-                Known { gone: *gone, nameless: missing(*since, asked), sight }
+                Known { gone: *gone, waiting: waiting(*since, asked), sight }
             }
-            None => Known { gone: false, nameless: missing(now, now), sight },
+            None => Known { gone: false, waiting: waiting(now, now), sight },
         };
         let tenant = known.sight.tenant.clone();
         self.by_pid.insert(pid, known);
@@ -155,12 +175,13 @@ impl Registry {
         // One that is gone waits for its sample: the sample has the user that its cgroup alone does not say.
         let Some(sight) = sight else { return };
         let key = (cgroup_id, sight.uid);
-        let (nameless, lasting) = (sight.nameless, sight.by_cgroup && !sight.nameless);
+        let open = sight.nameless || sight.unsettled;
+        let lasting = sight.by_cgroup && !open;
         let tenant = self.note(tgid, sight);
         if cgroup_id > ROOT_CGROUP && lasting {
             self.remember(key, tenant.clone());
         }
-        if nameless {
+        if open {
             self.nameless.insert(id, tgid);
         }
         self.by_process.insert(id, tenant);
@@ -190,9 +211,11 @@ impl Registry {
             return tenant.clone();
         }
         match self.eyes.of_cgroup(process.cgroup_id, process.uid) {
-            Some(tenant) => {
-                self.remember(key, tenant.clone());
-                tenant
+            Some(identity) => {
+                if !identity.unsettled {
+                    self.remember(key, identity.tenant.clone());
+                }
+                identity.tenant
             }
             None => gone(),
         }
@@ -266,20 +289,24 @@ impl Registry {
 
     /// Pods whose names were not there yet at first sight.
     fn name_the_nameless(&mut self) {
-        if !self.nameless.is_empty()
-            && let Some(kubelet) = &self.kubelet
+        let nameless = |pid| self.by_pid.get(pid).is_some_and(|known| known.sight.nameless);
+        if let Some(kubelet) = &self.kubelet
+            && self.nameless.values().any(nameless)
         {
             kubelet.hurry();
         }
         for (id, pid) in self.nameless.clone() {
             let tenant = self.look(pid);
-            let waiting = self.by_pid.get(&pid).and_then(|known| known.nameless);
+            let waits = self.by_pid.get(&pid).and_then(|known| {
+                let (since, _) = known.waiting?;
+                Some(known.sight.unsettled || since.elapsed() < NAMING)
+            });
             if let Some(tenant) = tenant
                 && tenant.namespace.is_some()
             {
                 self.by_process.insert(id, tenant);
             }
-            if waiting.is_none_or(|(since, _)| since.elapsed() >= NAMING) {
+            if waits != Some(true) {
                 self.nameless.remove(&id);
             }
         }

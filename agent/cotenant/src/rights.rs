@@ -67,6 +67,11 @@ impl Confinement {
         (confinement, state)
     }
 
+    /// For commands that end soon.
+    pub(crate) const fn none() -> Self {
+        Self { on: false, admin: false }
+    }
+
     /// The calling thread, and those it starts from here on, keep what this work takes.
     pub(crate) fn confine(self, work: Work) {
         if self.on

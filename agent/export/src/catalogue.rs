@@ -73,8 +73,8 @@ impl Unit {
     pub(crate) const WATTS: Self = Self::of("W", "watts");
     pub(crate) const JOULES: Self = Self::of("J", "joules");
     pub(crate) const CELSIUS: Self = Self::of("Cel", "celsius");
-    /// A state, 0 or 1: no suffix, and `ratio` would be wrong.
-    pub(crate) const STATE: Self = Self { ucum: "1", prometheus: None };
+    /// A state, 0 or 1: no suffix, and `ratio` would be wrong, which is what stores make of a gauge in `1`.
+    pub(crate) const STATE: Self = Self { ucum: "{state}", prometheus: None };
 
     const fn of(ucum: &'static str, prometheus: &'static str) -> Self {
         Self { ucum, prometheus: Some(prometheus) }
@@ -148,14 +148,14 @@ pub(crate) mod attributes {
     pub(crate) const TENANT: Attribute = always(
         "cotenant.tenant",
         "tenant",
-        "`pod:<namespace>/<pod>`, `docker:<name>`, `podman:<name>`, `systemd:<unit>`, `slurm:<job>`, \
+        "`pod:<namespace>/<pod>`, `team:<label>` (`kubernetes.tenant_label`), `docker:<name>`, `podman:<name>`, `systemd:<unit>`, `slurm:<job>`, \
          `user:<name>`, `system:<what>`, `unknown:<why>`, `other`",
     );
     pub(crate) const TENANT_KIND: Attribute = always(
         "cotenant.tenant.kind",
         "tenant_kind",
-        "`pod`, `docker`, `podman`, `containerd`, `crio`, `ecs`, `lxc`, `systemd`, `slurm`, `user`, `system`, \
-         `other`, `unknown`",
+        "`pod`, `team`, `docker`, `podman`, `containerd`, `crio`, `ecs`, `lxc`, `systemd`, `slurm`, `user`, \
+         `system`, `other`, `unknown`",
     );
     pub(crate) const VICTIM: Attribute =
         always("cotenant.victim", "victim", "the tenant whose thread was blocked, as in `tenant`");
@@ -211,6 +211,19 @@ pub(crate) mod attributes {
     pub(crate) const POD: Attribute = kubernetes("k8s.pod.name", "k8s_pod_name", "the pod");
     pub(crate) const CONTAINER: Attribute =
         kubernetes("k8s.container.name", "k8s_container_name", "the container in the pod");
+
+    pub(crate) const LABEL_SOURCE: Attribute =
+        always("cotenant.tenant.label.source", "label_source", "`label`, `annotation`");
+    pub(crate) const LABEL_KEY: Attribute = always(
+        "cotenant.tenant.label.key",
+        "label_key",
+        "one of `kubernetes.labels` or `kubernetes.annotations`, such as `app.kubernetes.io/name`",
+    );
+    pub(crate) const LABEL_VALUE: Attribute = always(
+        "cotenant.tenant.label.value",
+        "label_value",
+        "what the pod's owner wrote, cleaned and cut at 128 bytes",
+    );
 
     pub(crate) const HW_ID: Attribute = always("hw.id", "hw_id", "the NVML UUID, `GPU-…` or `MIG-…`");
     pub(crate) const HW_ID_OR_UNKNOWN: Attribute = Attribute {

@@ -211,6 +211,7 @@ fn empty(tenant: Tenant) -> TenantView {
         excess: Excess::default(),
         limits: Vec::new(),
         device_cgroup_bytes: BTreeMap::new(),
+        notes: Vec::new(),
     }
 }
 
@@ -269,6 +270,8 @@ fn add_levels(sum: &mut TenantView, view: &TenantView) {
     // Each of several tenants has limits of its own: together they have none.
     if sum.tenant == view.tenant {
         sum.limits.extend(view.limits.iter().cloned());
+        sum.notes
+            .extend(view.notes.iter().filter(|note| !sum.notes.contains(note)).cloned().collect::<Vec<_>>());
     }
     for (gpu, share) in &view.utilization {
         *sum.utilization.entry(gpu.clone()).or_default() += share;

@@ -19,7 +19,8 @@ Made from `agent/export/src/catalogue/table.rs`; `COTENANT_BLESS=1 cargo test -p
   are folded. A folded tenant stays folded while it lives, so that no counter falls. G is the number of GPUs and MIG
   instances, 64 at most. A tenant that goes takes its series with it.
 - **Label values** have at most 128 characters. One that had to be cut or cleaned ends in `~` and 8 hexadecimal digits
-  of a hash, so that two names never become one. No label holds a PID, an address or free text. No label is named
+  of a hash, so that two names never become one. No label holds a PID, an address or free text, but for `label_value`,
+  which has what pods' owners wrote where an operator asks for it. No label is named
   `pod`, `namespace`, `container`, `node`, `job` or `instance`, which a scrape adds itself.
 - **Precision.** Prometheus keeps 64-bit floats: byte counts above 2^53 (8 PiB) lose their last digits there.
 - **Histograms** have the kernel's bounds, powers of two in nanoseconds from 256 ns to 8.6 s, written in seconds. A
@@ -35,6 +36,7 @@ pub fn metrics_page() -> String {
         ("Tenants and their memory", "cotenant_gpu_"),
         ("What happened", "cotenant_incidents_"),
         ("Kills for memory", "cotenant_oom_"),
+        ("What pods are labelled", "cotenant_tenant_"),
         ("Devices, by OpenTelemetry's conventions", "hw_"),
         ("The agent itself", "cotenant_agent_"),
     ];

@@ -1,9 +1,9 @@
-//! Owns which GPU is behind `/dev/nvidiaN`, as the driver's own files say.
+//! Owns which GPU is behind `/dev/nvidiaN` and at which address, as the driver's own files say.
 //! Refuses indexes: NVML's order and CUDA's are not that of the device nodes.
 
 use std::collections::BTreeMap;
 
-use cotenant_model::GpuId;
+use cotenant_model::{GpuId, xid::PciAddress};
 
 use crate::{Host, read};
 
@@ -14,6 +14,18 @@ const MAX_INFORMATION: u64 = 16 << 10;
 impl Host {
     /// By the number of the device node; empty where the driver shows no such files.
     pub(crate) fn gpu_minors(&self) -> BTreeMap<u32, GpuId> {
+        self.informed(|_, field| field("Device Minor")?.parse().ok())
+    }
+
+    /// By PCI address: a GPU that NVML does not list, for it fell off the bus, has its name here.
+    pub fn gpu_addresses(&self) -> BTreeMap<PciAddress, GpuId> {
+        self.informed(|address, _| PciAddress::parse(address))
+    }
+
+    fn informed<K: Ord>(
+        &self,
+        key: impl Fn(&str, &dyn Fn(&str) -> Option<String>) -> Option<K>,
+    ) -> BTreeMap<K, GpuId> {
         let directory = self.path(GPUS);
         read::names_in(&directory, MAX_GPUS)
             .iter()
@@ -23,7 +35,7 @@ impl Host {
                     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
                     Some(value.trim().to_owned())
                 };
-                Some((field("Device Minor")?.parse().ok()?, GpuId::from_nvml(&field("GPU UUID")?)))
+                Some((key(address, &field)?, GpuId::from_nvml(&field("GPU UUID")?)))
             })
             .collect()
     }
@@ -47,10 +59,12 @@ mod tests {
             std::fs::write(directory.join("information"), text).unwrap();
         }
         std::fs::create_dir_all(root.path().join(GPUS).join("junk")).unwrap();
-        let minors = Host::at(root.path()).gpu_minors();
-        assert_eq!(
-            minors.into_iter().map(|(minor, gpu)| (minor, gpu.to_string())).collect::<Vec<_>>(),
-            [(0, "GPU-a".to_owned()), (1, "GPU-b".to_owned())]
-        );
+        let host = Host::at(root.path());
+        let told: Vec<_> =
+            host.gpu_minors().into_iter().map(|(minor, gpu)| (minor, gpu.to_string())).collect();
+        assert_eq!(told, [(0, "GPU-a".to_owned()), (1, "GPU-b".to_owned())]);
+        let bus = |bus| PciAddress { domain: 0, bus, device: 0 };
+        let told: Vec<_> = host.gpu_addresses().into_iter().map(|(at, gpu)| (at, gpu.to_string())).collect();
+        assert_eq!(told, [(bus(0x19), "GPU-b".to_owned()), (bus(0x3b), "GPU-a".to_owned())]);
     }
 }

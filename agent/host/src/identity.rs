@@ -12,6 +12,7 @@ pub use path::Owner;
 use path::{Found, Place, place};
 pub use process::Observed;
 
+use crate::Team;
 use crate::names::{Named, Names, clean, escape};
 
 /// What runs a container.
@@ -116,6 +117,8 @@ pub struct Identity {
     pub unified: bool,
     /// Where the name came from.
     pub named_by: Option<&'static str>,
+    /// The API server, whose label names the tenant, has not told of this pod yet: a later look may say another tenant.
+    pub unsettled: bool,
     /// A tenant that seems to run inside this one. Not believed: the outer one can make any path.
     pub nested: Option<String>,
 }
@@ -138,6 +141,7 @@ impl Identity {
             path: None,
             unified: false,
             named_by: None,
+            unsettled: false,
             nested: None,
         }
     }
@@ -263,6 +267,7 @@ impl Asked<'_> {
         let found = self.names.pod(&uid, container_id.as_deref());
         let named_by = found.as_ref().map(|name| name.from);
         let reason = found.is_none().then_some("pod_without_name");
+        let team = self.names.team(&uid, found.as_ref());
         let mut tenant = match found {
             Some(name) => Tenant {
                 namespace: Some(name.namespace.clone()),
@@ -271,15 +276,25 @@ impl Asked<'_> {
             },
             None => Tenant::plain(TenantKind::Pod, &uid),
         };
+        let name = tenant.namespace.is_some().then(|| tenant.name["pod:".len()..].to_owned());
+        // The pod stays in the label set: whoever takes a team's name for it is seen to do so.
+        if let Team::Known(team) = &team {
+            tenant = Tenant {
+                namespace: tenant.namespace,
+                pod: tenant.pod,
+                ..Tenant::plain(TenantKind::Team, team)
+            };
+        }
         tenant.container = container_id.as_deref().and_then(|id| self.names.pod_container(&uid, id));
         Identity {
             id: container_id.clone().or_else(|| Some(uid.clone())),
-            name: tenant.namespace.is_some().then(|| tenant.name["pod:".len()..].to_owned()),
+            name,
             container_id,
             pod_uid: Some(uid),
             runtime,
             reason,
             named_by,
+            unsettled: team == Team::NotYet,
             ..Identity::new(Kind::KubernetesContainer, tenant)
         }
     }

@@ -15,6 +15,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+pub(crate) use listing::chain;
 pub use listing::{Listing, Source};
 
 use crate::{Host, HostError};

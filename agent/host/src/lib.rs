@@ -2,6 +2,7 @@
 //! Refuses the GPU and the kernel's programs; it only ever reads, except to mount tracefs when asked.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that unwraps fails at the right line"))]
 
+mod apiserver;
 pub mod btf;
 mod dmem;
 mod elf;
@@ -26,6 +27,9 @@ pub mod tracefs;
 
 use std::path::{Path, PathBuf};
 
+pub use apiserver::{
+    AccessError, ApiConfig, NoteKind, PodNote, PodWatch, PodWatchError, Roster, Team, Wishes,
+};
 pub use dmem::{Dmem, Region};
 pub use elf::{ElfError, Exports, exports};
 pub use error::HostError;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use crate::identity::{Owner, Runtime};
-use crate::{Host, Kubelet, Listing, read};
+use crate::{Host, Kubelet, Listing, PodWatch, Roster, Team, read};
 
 /// Bytes of one name in a label.
 const MAX_NAME: usize = 128;
@@ -45,26 +45,43 @@ pub trait Names {
     fn pod_of(&self, container_id: &str) -> Option<String>;
     /// The name of a container outside Kubernetes, from its owner's store and no other.
     fn container(&self, runtime: Runtime, id: &str, owner: &Owner) -> Option<Named>;
+    /// Whose the pod is by its label; `name`: what [`Self::pod`] said.
+    fn team(&self, _uid: &str, _name: Option<&PodName>) -> Team {
+        Team::NotAsked
+    }
     /// Which runtime put a container below a cgroup that is not its default.
     fn adopted(&self, id: &str, parent: &str) -> Option<(Runtime, Named)>;
 }
 
-/// [`Names`] from the host's files, read anew each time, and from what kubelet's thread last heard.
+/// [`Names`] from the host's files, read anew each time, and from what the threads of kubelet and the API server last
+/// heard.
 #[derive(Clone, Debug)]
 pub struct HostNames {
     host: Host,
     listing: Option<Arc<ArcSwap<Listing>>>,
+    roster: Option<Arc<ArcSwap<Roster>>>,
 }
 
 impl HostNames {
     pub fn new(host: Host) -> Self {
-        Self { host, listing: None }
+        Self { host, listing: None, roster: None }
     }
 
     /// Also from what kubelet and the runtime answer.
     #[must_use]
     pub fn with(self, kubelet: &Kubelet) -> Self {
         Self { listing: Some(kubelet.share()), ..self }
+    }
+
+    /// Also from what the API server says of this node's pods.
+    #[must_use]
+    pub fn with_pods(self, watch: &PodWatch) -> Self {
+        Self { roster: Some(watch.share()), ..self }
+    }
+
+    /// Grows with what the API server tells: an identity that was unsettled may be settled since.
+    pub fn heard(&self) -> u64 {
+        self.roster.as_ref().map_or(0, |roster| roster.load().version)
     }
 
     fn listed<T>(&self, pick: impl Fn(&Listing) -> Option<T>) -> Option<T> {
@@ -95,6 +112,11 @@ impl Names for HostNames {
         self.logged_pod(uid)
             .or_else(|| self.listed(|listing| listing.pod(uid)))
             .or_else(|| self.noted_pod(uid, container?))
+            .or_else(|| self.roster.as_ref()?.load().pod(uid))
+    }
+
+    fn team(&self, uid: &str, name: Option<&PodName>) -> Team {
+        self.roster.as_ref().map_or(Team::NotAsked, |roster| roster.load().team(uid, name))
     }
 
     fn pod_container(&self, pod_uid: &str, container_id: &str) -> Option<String> {

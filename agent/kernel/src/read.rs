@@ -224,6 +224,7 @@ impl Reader {
         let (stacks, [waits, blame, effort]) = self.waits.read(&mut samples)?;
         let Raw(host) = self.host.get(&0, 0).map_err(|source| KernelError::Map { name: GLOBALS, source })?;
         let in_flight = u64::try_from(host.in_flight).unwrap_or(0);
+        let (stalls, at_work) = if in_flight > 0 { self.waits.stalls()? } else { Default::default() };
         let mut maps = vec![
             fill(self.processes.name(), processes.len() as u64, self.processes.capacity()),
             fill(self.ledger.name(), ledger.len() as u64, self.ledger.capacity()),
@@ -244,7 +245,8 @@ impl Reader {
             processes: samples.into_values().collect(),
             stacks,
             in_flight,
-            stalls: if in_flight > 0 { self.waits.stalls()? } else { Vec::new() },
+            stalls,
+            at_work,
             losses: totals(&self.losses, "LOSSES", Loss::ALL, |loss| *loss as u32)?,
             notes: totals(&self.notes, "NOTES", Note::ALL, |note| *note as u32)?,
             maps,

@@ -79,7 +79,7 @@ fn failed(process: ProcessId, tgid: u32, mut fields: Cursor<'_>) -> Option<Repor
     let (at, requested, total) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let code = fields.u32()?;
     let (operation, gpu) = (Operation::from_tag(fields.u8()?)?, fields.u8()?);
-    fields.take::<2>()?;
+    let [unplaced, _pad] = fields.take::<2>()?;
     let own = fields.u64()?;
     let mut holders = Vec::new();
     for _ in 0..MAX_HOLDERS {
@@ -90,7 +90,18 @@ fn failed(process: ProcessId, tgid: u32, mut fields: Cursor<'_>) -> Option<Repor
     }
     let requested = (requested > 0).then_some(requested);
     let error = CudaError(code);
-    let call = FailedCall { process, tgid, at, operation, error, requested, total, own, holders };
+    let call = FailedCall {
+        process,
+        tgid,
+        at,
+        operation,
+        error,
+        requested,
+        total,
+        own,
+        holders,
+        complete: unplaced == 0,
+    };
     Some(Report::Failed { gpu, call })
 }
 

@@ -115,32 +115,27 @@ impl Waits {
         Ok((stacks, fills))
     }
 
-    /// Threads that have been blocked for [`STALLED`] or longer.
-    pub(crate) fn stalls(&self) -> Result<Vec<StallRow>, KernelError> {
+    /// Threads that have been blocked for [`STALLED`] or longer, and the processes of the others while there is one.
+    pub(crate) fn stalls(&self) -> Result<(Vec<StallRow>, BTreeSet<ProcessId>), KernelError> {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now =
             Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-        let threads = self.threads.rows()?;
-        let calling = threads.iter().map(|(_, thread)| thread).filter(|thread| thread.depth > 0);
-        let since = |thread: &Thread| {
-            let Wait { blocked_at, woken_at, .. } = thread.wait;
-            (blocked_at != 0 && woken_at == 0).then(|| now.saturating_sub(blocked_at))
-        };
-        let stalled = |thread: &&Thread| since(thread).is_some_and(|ns| ns >= STALLED);
-        let at_work: BTreeSet<u64> =
-            calling.clone().filter(|thread| !stalled(thread)).map(|thread| thread.process).collect();
-        let row = |thread: &Thread| {
-            let mut others = at_work.iter().filter(|process| **process != thread.process);
-            let holder = others.next().filter(|_| others.next().is_none()).map(|process| ProcessId(*process));
-            StallRow {
-                process: ProcessId(thread.process),
-                stack: StackId::new(thread.wait.stack),
-                blocked_ns: since(thread).unwrap_or(0),
-                holder,
+        let (mut stalls, mut at_work) = (Vec::new(), BTreeSet::new());
+        for (_, thread) in self.threads.rows()?.iter().filter(|(_, thread)| thread.depth > 0) {
+            let Wait { blocked_at, woken_at, stack, .. } = thread.wait;
+            let process = ProcessId(thread.process);
+            let blocked_ns = now.saturating_sub(blocked_at);
+            if blocked_at != 0 && woken_at == 0 && blocked_ns >= STALLED {
+                stalls.push(StallRow { process, stack: StackId::new(stack), blocked_ns });
+            } else {
+                at_work.insert(process);
             }
-        };
-        Ok(calling.filter(stalled).map(row).collect())
+        }
+        if stalls.is_empty() {
+            at_work.clear();
+        }
+        Ok((stalls, at_work))
     }
 
     /// Innermost first.

@@ -70,7 +70,8 @@ impl Blame {
                 if let Waker::Process(id) = row.waker {
                     named.insert(id);
                     if let Some(tenant) = tenants.get(&id) {
-                        self.culprits.entry(id).or_insert_with(|| tenant.clone());
+                        // Names get better: a pod's own threads must not stay its neighbours.
+                        self.culprits.insert(id, tenant.clone());
                     }
                 }
                 let key = (process.id, row.waker, row.stack);

@@ -197,7 +197,7 @@ fn stalled(incident: &Incident) -> Option<String> {
         "self" => "its own threads hold it".to_owned(),
         "device" => "the device has not answered".to_owned(),
         "kernel" => "a kernel thread holds it".to_owned(),
-        name => format!("{} holds it", clean(name)),
+        name => format!("{} is the only other one in the driver that can hold it", clean(name)),
     };
     Some(format!(
         "{} {is} for {} in one wait for {}{}; {holder}",

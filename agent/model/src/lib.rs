@@ -17,6 +17,7 @@ pub mod report;
 pub mod risk;
 pub mod sample;
 pub mod sharing;
+pub mod stall;
 pub mod tenant;
 pub mod verdict;
 pub mod view;

@@ -302,6 +302,7 @@ fn view_of(
         excess: account.excess,
         limits: Vec::new(),
         device_cgroup_bytes: BTreeMap::new(),
+        notes: Vec::new(),
     }
 }
 

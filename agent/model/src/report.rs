@@ -20,6 +20,8 @@ pub struct FailedCall {
     pub own: u64,
     /// The largest; a process stands here once a memory kind.
     pub holders: Vec<(ProcessId, u64)>,
+    /// The kernel knew every holder's GPU, so that nobody is missing from the sums.
+    pub complete: bool,
 }
 
 /// A call that moved memory, as it is remembered of a process that has ended.

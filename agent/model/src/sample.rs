@@ -1,7 +1,7 @@
 //! Owns what the kernel side reported at one moment, by process.
 //! Refuses tenants and names: those come from the host and meet the sample in `view`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{CudaError, GpuId, Loss, MemoryKind, Note, Operation, ProcessId, report::LastCall};
 
@@ -125,8 +125,6 @@ pub struct StallRow {
     pub process: ProcessId,
     pub stack: Option<StackId>,
     pub blocked_ns: u64,
-    /// The only other process with a thread in a driver call that is not blocked so itself, if it is the only one.
-    pub holder: Option<ProcessId>,
 }
 
 /// Who ended waits, or had what was waited for.
@@ -238,6 +236,8 @@ pub struct KernelSample {
     pub in_flight: u64,
     /// Of them, those that have been blocked for long.
     pub stalls: Vec<StallRow>,
+    /// Processes with a thread in a driver call that is not stalled, while one is.
+    pub at_work: BTreeSet<ProcessId>,
     /// Cumulative since start, every reason present.
     pub losses: Vec<(Loss, u64)>,
     pub notes: Vec<(Note, u64)>,

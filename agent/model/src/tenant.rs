@@ -21,6 +21,8 @@ pub enum TenantKind {
     /// Tenants past the cap, folded together.
     Other,
     Unknown,
+    /// A pod that a label of its own gives to a team.
+    Team,
 }
 
 impl TenantKind {
@@ -39,14 +41,20 @@ impl TenantKind {
             Self::System => "system",
             Self::Other => "other",
             Self::Unknown => "unknown",
+            Self::Team => "team",
         }
+    }
+
+    /// Whether the label set has a namespace, a pod and a container.
+    pub const fn is_kubernetes(self) -> bool {
+        matches!(self, Self::Pod | Self::Team)
     }
 }
 
 /// The tenant label set. Equal values are the same tenant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant {
-    /// `pod:<namespace>/<pod>`, `docker:<name>`, `systemd:<unit>`, `user:<name>`, `system:<what>`, `other`…
+    /// `pod:<namespace>/<pod>`, `team:<label>`, `docker:<name>`, `systemd:<unit>`, `user:<name>`, `system:<what>`, `other`…
     pub name: String,
     pub kind: TenantKind,
     pub namespace: Option<String>,

@@ -83,16 +83,13 @@ pub struct Ask {
     pub own_live: Option<u64>,
     /// What its pools keep and do not use.
     pub own_cached: Option<u64>,
-    /// Its contexts, modules and rounding (NVML's bytes beyond the ledger).
-    pub own_overhead: Option<u64>,
     /// The process that asked.
     pub process: Option<ProcessId>,
     /// The tenant's live bytes there by process. Empty: not known.
     pub own_processes: Vec<(ProcessId, u64)>,
-    /// How the tenant's own bytes changed over the window.
+    /// How the tenant's own bytes changed over the window, to the moment of the refusal: growing segments ask piece by
+    /// piece, and the refused one is small.
     pub own_growth: Option<i64>,
-    /// What the process got, piece by piece and without a pause, right before the refusal. Growing segments ask so.
-    pub burst: Option<Burst>,
     /// Bytes there by tenant, physical ones only. `None`: not known. The asking tenant is skipped if it is in it.
     pub holders: Option<Vec<(Tenant, u64)>>,
     pub limit: Option<Limit>,
@@ -117,24 +114,15 @@ impl Ask {
             free_age_seconds: None,
             own_live: None,
             own_cached: None,
-            own_overhead: None,
             process: None,
             own_processes: Vec::new(),
             own_growth: None,
-            burst: None,
             holders: None,
             limit: None,
             growth: None,
             retried: None,
         }
     }
-}
-
-/// An unbroken run of granted pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Burst {
-    pub pieces: u64,
-    pub bytes: u64,
 }
 
 /// What a tenant may take, and who says so.
@@ -310,11 +298,6 @@ pub enum Because {
         bytes: u64,
     },
     OwnGrew {
-        bytes: u64,
-    },
-    /// The refused piece was the end of a larger ask.
-    EndOfBurst {
-        pieces: u64,
         bytes: u64,
     },
     NeighboursHold {

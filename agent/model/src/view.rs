@@ -78,6 +78,17 @@ pub struct TenantView {
     pub limits: Vec<(GpuId, Limit)>,
     /// What its cgroups count of device memory (`dmem`), by GPU.
     pub device_cgroup_bytes: BTreeMap<GpuId, u64>,
+    /// What its pod's owner says of it, as far as it was asked for.
+    pub notes: Vec<TenantNote>,
+}
+
+/// A label or an annotation of a tenant's pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantNote {
+    /// `label` or `annotation`.
+    pub source: &'static str,
+    pub key: String,
+    pub value: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -36,7 +36,9 @@ record! {
         code: u32,
         operation: u8,
         gpu: u8,
-        pad: [u8; 2],
+        /// 1 when a process holds memory on a GPU that is not known by its index: then this may be less than there was.
+        unplaced: u8,
+        pad: u8,
         /// The failing process's own live device bytes there.
         own: u64,
         /// In no order; process 0 is no holder.

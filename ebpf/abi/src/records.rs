@@ -130,7 +130,7 @@ pub(crate) use record;
 
 record! {
     /// One process that has called the driver. Key of `PROCESSES`: its id.
-    Process[152] {
+    Process[160] {
         /// Boot-clock-free monotonic ns of the first traced call.
         first_seen: u64,
         /// Monotonic ns at which the last thread died or the program was replaced; 0 while alive.
@@ -154,8 +154,9 @@ record! {
         in_flight: i64,
         /// Traced calls begun, outermost ones only.
         entries: i64,
-        /// When something of this process was last reported through the ring; it is not to fill it.
-        reported_at: u64,
+        /// When a failure, and when a slow call, of this process was last reported through the ring; it is not to fill it.
+        failure_reported_at: u64,
+        slow_reported_at: u64,
         /// Rows by [`Table`], as the programs inserted and removed them; the agent's removals are in [`Swept`].
         rows: [i64; TABLES],
     }

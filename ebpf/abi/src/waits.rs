@@ -92,13 +92,15 @@ record! {
 
 record! {
     /// The only entry of `HOST`.
-    HostCalls[88] {
+    HostCalls[96] {
         /// Threads in a traced call.
         in_flight: i64,
         /// Traced calls begun, outermost ones only.
         entries: i64,
         /// When a thread in no traced call last woke one of another process that was in one.
         stranger_at: u64,
+        /// Its process.
+        stranger: u64,
         /// Rows of all processes by [`Table`], without the agent's removals.
         rows: [i64; TABLES],
     }

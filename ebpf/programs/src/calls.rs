@@ -103,7 +103,8 @@ pub fn meet(tgid: u32, operation: u8) -> u64 {
         comm: bpf_get_current_comm().unwrap_or([0; 16]),
         in_flight: 0,
         entries: 0,
-        reported_at: 0,
+        failure_reported_at: 0,
+        slow_reported_at: 0,
         rows: [0; TABLES],
     };
     if PROCESSES.insert(&id, &process, ANY).is_err() {
@@ -411,7 +412,7 @@ pub fn finish(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32) {
         if code == 0 {
             let busy = duration.saturating_sub(closed.blocked).saturating_sub(closed.runnable);
             let bytes = reports::bytes_of(closed);
-            if effort::record(process, operation, bytes, effort::disturbed(closed), busy) == 1 {
+            if effort::record(process, operation, bytes, effort::disturbed(process, closed), busy) == 1 {
                 reports::retried(process, operation, bytes, gpu);
             }
         }

@@ -15,8 +15,8 @@ const STRANGER: u64 = 100_000_000;
 
 /// 1 when another process was in a call meanwhile, or had what somebody waited for a moment before.
 #[inline(always)]
-pub fn disturbed(closed: &Frame) -> u8 {
-    closed.shared | u8::from(HOST.stranger_at() + STRANGER > closed.start)
+pub fn disturbed(process: u64, closed: &Frame) -> u8 {
+    closed.shared | u8::from(HOST.met_stranger(process, closed.start.saturating_sub(STRANGER)))
 }
 
 /// The row of calls like this one.

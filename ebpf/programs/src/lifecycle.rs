@@ -20,7 +20,9 @@ use crate::{
     maps::{ANY, ENDED, PROCESS_IDS, PROCESSES, SETTINGS, THREADS, emit, lose},
 };
 
-fn end(tgid: u32, reason: u8) {
+/// A process is no more, or another program from now on.
+#[inline(never)]
+pub fn end(tgid: u32, reason: u8) {
     let Some(id) = PROCESS_IDS.get_ptr(&tgid) else {
         return;
     };

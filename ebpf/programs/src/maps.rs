@@ -102,8 +102,13 @@ pub struct Host(UnsafeCell<HostCalls>);
 // SAFETY: changed by atomic instructions only.
 unsafe impl Sync for Host {}
 
-pub static HOST: Host =
-    Host(UnsafeCell::new(HostCalls { in_flight: 0, entries: 0, stranger_at: 0, rows: [0; TABLES] }));
+pub static HOST: Host = Host(UnsafeCell::new(HostCalls {
+    in_flight: 0,
+    entries: 0,
+    stranger_at: 0,
+    stranger: 0,
+    rows: [0; TABLES],
+}));
 
 impl Host {
     #[inline(always)]
@@ -118,17 +123,29 @@ impl Host {
         unsafe { core::ptr::read_volatile(&raw const (*self.0.get()).entries) }
     }
 
+    /// Whether a process other than `process` was met outside traced calls since `since`.
     #[inline(always)]
-    pub fn stranger_at(&self) -> u64 {
+    pub fn met_stranger(&self, process: u64, since: u64) -> bool {
         // SAFETY: as above.
-        unsafe { core::ptr::read_volatile(&raw const (*self.0.get()).stranger_at) }
+        let (at, stranger) = unsafe {
+            let host = self.0.get();
+            (
+                core::ptr::read_volatile(&raw const (*host).stranger_at),
+                core::ptr::read_volatile(&raw const (*host).stranger),
+            )
+        };
+        at > since && stranger != process
     }
 
     /// Whichever CPU writes last, it is a moment ago.
     #[inline(always)]
-    pub fn meet_stranger(&self, at: u64) {
+    pub fn meet_stranger(&self, process: u64, at: u64) {
         // SAFETY: as above.
-        unsafe { core::ptr::write_volatile(&raw mut (*self.0.get()).stranger_at, at) };
+        unsafe {
+            let host = self.0.get();
+            core::ptr::write_volatile(&raw mut (*host).stranger, process);
+            core::ptr::write_volatile(&raw mut (*host).stranger_at, at);
+        }
     }
 
     /// A thread is in a traced call from now on (1), or no longer (-1).

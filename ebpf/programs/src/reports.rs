@@ -42,27 +42,45 @@ pub fn bytes_of(frame: &Frame) -> u64 {
     }
 }
 
-/// Whether this process may report now.
-#[inline(never)]
-fn may_report(process: u64) -> bool {
-    let Some(entry) = PROCESSES.get_ptr_mut(&process) else {
-        return false;
-    };
+/// Whether a process may report now, whose last report of that kind was at `reported_at`.
+///
+/// # Safety
+/// `reported_at` is in a live map value.
+#[inline(always)]
+unsafe fn may_report(reported_at: *mut u64) -> bool {
     let now = now();
-    // SAFETY: a live map value; two threads at once may both report.
+    // SAFETY: the caller vouches for it; two threads at once may both report.
     unsafe {
-        if now.wrapping_sub((*entry).reported_at) < PAUSE {
+        if now.wrapping_sub(*reported_at) < PAUSE {
             return false;
         }
-        (*entry).reported_at = now;
+        *reported_at = now;
     }
     true
+}
+
+#[inline(never)]
+fn may_report_failure(process: u64) -> bool {
+    // SAFETY: a live map value.
+    PROCESSES
+        .get_ptr_mut(&process)
+        .is_some_and(|entry| unsafe { may_report(&raw mut (*entry).failure_reported_at) })
+}
+
+#[inline(never)]
+fn may_report_slow(process: u64) -> bool {
+    // SAFETY: a live map value.
+    PROCESSES
+        .get_ptr_mut(&process)
+        .is_some_and(|entry| unsafe { may_report(&raw mut (*entry).slow_reported_at) })
 }
 
 /// What a walk over the ledger gathers.
 #[repr(C)]
 struct Census {
-    gpu: u64,
+    gpu: u32,
+    /// 1 when a GPU is not known by its index to a process that holds memory.
+    unplaced: u32,
     process: u64,
     total: u64,
     own: u64,
@@ -76,7 +94,11 @@ extern "C" fn visit(_: *mut c_void, key: *const LedgerKey, row: *const Ledger, c
     unsafe {
         let LedgerKey { process, gpu, kind, .. } = *key;
         let live = (*row).live;
-        if u64::from(gpu) != (*census).gpu || live <= 0 || LEDGER_DEVICE_KINDS >> (kind & 31) & 1 == 0 {
+        if live <= 0 || LEDGER_DEVICE_KINDS >> (kind & 31) & 1 == 0 {
+            return 0;
+        }
+        (*census).unplaced |= u32::from(gpu >> 7);
+        if u32::from(gpu) != (*census).gpu {
             return 0;
         }
         let bytes = live as u64;
@@ -122,12 +144,13 @@ pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
         // SAFETY: a live map value.
         unsafe { (*row).failed_at = now() };
     }
-    if !may_report(process) {
+    if !may_report_failure(process) {
         note(Note::FailureUnreported);
         return;
     }
     let mut census = Census {
-        gpu: u64::from(gpu),
+        gpu: u32::from(gpu),
+        unplaced: u32::from(gpu >> 7),
         process,
         total: 0,
         own: 0,
@@ -160,7 +183,8 @@ pub fn failed(process: u64, frame: *const Frame, gpu: u8, code: u32) {
         (*record).code = code;
         (*record).operation = cookie.operation();
         (*record).gpu = gpu;
-        (*record).pad = [0; 2];
+        (*record).unplaced = census.unplaced as u8;
+        (*record).pad = 0;
         (*record).own = census.own;
         (*record).holders = census.holders;
     }
@@ -201,7 +225,7 @@ pub fn slow(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32, dura
     }
     // SAFETY: both point into one live map value that only this thread writes.
     let (process, wait, frame) = unsafe { ((*thread).process, &(*thread).wait, &*frame) };
-    if !may_report(process) {
+    if !may_report_slow(process) {
         note(Note::SlowCallUnreported);
         return;
     }
@@ -221,7 +245,7 @@ pub fn slow(thread: *const Thread, frame: *const Frame, gpu: u8, code: u32, dura
         tid: ids as u32,
         operation: Cookie(frame.cookie).operation(),
         gpu,
-        shared: frame.shared,
+        shared: effort::disturbed(process, frame),
         pad: 0,
         code,
     });

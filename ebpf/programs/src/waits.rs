@@ -22,13 +22,14 @@ use aya_ebpf::{
     programs::{RawTracePointContext, tracing::StackIdContext},
 };
 use cotenant_abi::{
-    Blame, BlameKey, Loss, MAX_TURNS, NO_OPERATION, Note, Settings, Thread, Turn, WAKER_DEVICE, WAKER_KERNEL,
-    WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
+    Blame, BlameKey, END_EXIT, Loss, MAX_TURNS, NO_OPERATION, Note, Settings, Thread, Turn, WAKER_DEVICE,
+    WAKER_KERNEL, WAKER_PROCESS, WAKER_UNSEEN, Wait, WaitKey,
 };
 
 use crate::{
     atomic,
     calls::{frame_below, meet, now, sort_into},
+    lifecycle,
     maps::{
         ANY, BLAME, ENDED, HOST, NOEXIST, PROCESS_IDS, SETTINGS, STACKS, THREADS, TURNS, WAITS, ZERO_TURNS,
         histogram, lose, note,
@@ -356,10 +357,17 @@ fn take_turn(wait: *mut Wait, ids: u64, at: u64, exiting: u32, victim: u64) {
             };
             let process = match known {
                 Some(known) => *known,
-                None => meet(tgid, NO_OPERATION),
+                None => {
+                    let met = meet(tgid, NO_OPERATION);
+                    if exiting != 0 {
+                        // Its exit has been heard already: nothing would end it, and the next with this PID would be it.
+                        lifecycle::end(tgid, END_EXIT);
+                    }
+                    met
+                }
             };
             if process != victim {
-                HOST.meet_stranger(at);
+                HOST.meet_stranger(process, at);
             }
             (*turns).before[0] = Turn { process, since: 0 };
             (*turns).before[1].process = 0;

@@ -91,7 +91,12 @@ fn demo(length: Duration) -> Result<bool> {
     println!("a simulated node with {GPUS} GPUs (one at a time on a host: another one is waited for)");
     let node = SimulatedNode::create(&place, &NodeConfig::h200(GPUS, 1.0))?;
     alone();
-    let mut agent = node.agent(SYMBOLS)?;
+    // Further settings of the agent, for tests in other languages: where it sends OTLP, say.
+    let more = match std::env::var("DEMO_SETTINGS") {
+        Ok(path) => fs::read_to_string(&path).with_context(|| format!("DEMO_SETTINGS={path}"))?,
+        Err(_) => String::new(),
+    };
+    let mut agent = node.agent(&format!("{SYMBOLS}\n{more}"))?;
     println!(
         "the agent (pid {}) serves http://{}/metrics; its log is {}/agent.log\n",
         agent.pid(),

@@ -18,6 +18,8 @@ use crate::{
     discovery::chain,
     events::open_log,
     features::{self, Surroundings, Visible},
+    kubernetes::Pods,
+    rights::Confinement,
     run,
 };
 
@@ -65,6 +67,8 @@ pub(super) struct Facts {
     pub(super) copies: Copies,
     pub(super) kubelet: Option<Answered>,
     pub(super) runtime: Option<Answered>,
+    /// The API server, asked once; `None` for a recorded host.
+    pub(super) api_watch: Option<Feature>,
     pub(super) agent: Option<Agent>,
 }
 
@@ -103,6 +107,7 @@ pub(super) fn gather(config: &Config, configuration: Result<Option<String>, Stri
         copies: copies(&host),
         kubelet,
         runtime,
+        api_watch: live.then(|| Pods::watch(&config.kubernetes, Confinement::none()).asked_once()),
         agent: live.then(|| ask::agent(config.server.listen)),
         surroundings,
     }

@@ -37,6 +37,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Feature> {
         checks.push(features::visibility(facts.visible, sample, condition.as_ref()).0);
     }
     checks.extend(facts.kernel_log.clone());
+    checks.extend(facts.api_watch.clone());
     let gpus = facts.hardware.expected() > 0
         || facts.nvml.as_ref().is_some_and(|(sample, _)| !sample.gpus.is_empty());
     checks.push(libcuda(&facts.copies, gpus, facts.agent.as_ref()));

@@ -9,7 +9,7 @@ mod overheads;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cotenant_model::{
-    CudaError, DeviceSample, GpuId, Operation, ProcessId, Tenant, TenantKind,
+    CudaError, DeviceSample, GpuId, MemoryKind, Operation, ProcessId, Tenant, TenantKind,
     report::{FailedCall, RetriedCall},
     sample::{GpuRef, KernelSample, LedgerRow},
     verdict::{Arena, Ask, Failures, Fold, Success},
@@ -68,6 +68,7 @@ impl Default for Asks {
 
 /// Who held a GPU.
 struct Census {
+    /// The largest.
     holders: Vec<(ProcessId, u64)>,
     total: u64,
     own: u64,
@@ -75,14 +76,15 @@ struct Census {
 }
 
 impl Census {
-    /// As it was when the call failed. The kernel knows a GPU by what the process said of it before; where that was
-    /// nothing, it finds no holder there, and the ledger as it is now is the next best.
+    /// As it was when the call failed. The kernel knows a GPU by what each process said of it before; where that is not
+    /// the same word for all, it misses some, and the ledger as it is now is the next best.
     fn of(call: &FailedCall, gpu: &GpuId, kernel: &KernelSample) -> Self {
         let FailedCall { holders, total, own, .. } = call;
         let mut census = Self { holders: holders.clone(), total: *total, own: *own, at_failure: true };
-        if call.total > 0 {
+        if call.total > 0 && call.complete {
             return census;
         }
+        census = Self { holders: Vec::new(), total: 0, own: 0, at_failure: true };
         for process in kernel.processes.iter().filter(|process| process.ended.is_none()) {
             let here = |row: &&LedgerRow| {
                 row.kind.is_device() && row.live > 0 && row.gpu == GpuRef::Known(gpu.clone())
@@ -97,6 +99,29 @@ impl Census {
         }
         census
     }
+
+    /// What is held by none of the listed ones: the list is short, the sum is not.
+    fn unlisted(&self, asking: ProcessId) -> u64 {
+        let sum = |own: bool| -> u64 {
+            let rows = self.holders.iter().filter(|(id, _)| own == (*id == asking));
+            rows.map(|(_, bytes)| bytes).sum()
+        };
+        self.total.saturating_sub(sum(false)).saturating_sub(self.own.max(sum(true)))
+    }
+}
+
+/// What the pools of a tenant keep on a GPU and do not use. `None` where no pool's size is known.
+fn cached(tenant: &Tenant, gpu: &GpuId, tick: &Tick<'_>) -> Option<u64> {
+    let own = tick.kernel.processes.iter().filter(|process| {
+        process.ended.is_none() && tick.tenants.get(&process.id).is_some_and(|known| known == tenant)
+    });
+    let idle = own.filter_map(|process| {
+        let kept: u64 = process.pools.iter().filter(|row| row.gpu == *gpu).filter_map(|row| row.bytes).sum();
+        let used = |row: &&LedgerRow| row.kind == MemoryKind::Pool && row.gpu == GpuRef::Known(gpu.clone());
+        let used: u64 = process.ledger.iter().filter(used).map(|row| row.live).sum();
+        (kept > 0).then(|| kept.saturating_sub(used))
+    });
+    idle.reduce(u64::saturating_add)
 }
 
 impl Asks {
@@ -153,9 +178,14 @@ impl Asks {
                 *holders.entry(holder).or_default() += bytes;
             }
         }
+        let unlisted = census.unlisted(call.process);
+        if unlisted > 0 {
+            *holders.entry(Tenant::other()).or_default() += unlisted;
+        }
         own_processes.insert(call.process, census.own);
         let own: u64 = own_processes.values().sum();
         ask.own_live = Some(own);
+        ask.own_cached = cached(tenant, &gpu, tick);
         ask.own_processes = own_processes.into_iter().collect();
         let mut held = holders.clone();
         held.insert(tenant.clone(), own);
@@ -186,6 +216,7 @@ impl Asks {
         let success = Success {
             at_unix: clock.unix_of(call.at),
             tenant: roll.of(call.process)?.clone(),
+            process: call.process,
             gpu,
             operation: call.operation,
             bytes: call.bytes,

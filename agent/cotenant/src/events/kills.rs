@@ -14,6 +14,7 @@ use cotenant_model::{
     report::{KilledThread, LastCall},
     sample::{GpuRef, KernelSample, ProcessSample},
 };
+use tracing::warn;
 
 use super::{Clock, Tick, roll::Roll};
 use crate::{registry::Registry, reports::Reported};
@@ -30,6 +31,7 @@ const COUNTERS_EVERY_NS: u64 = 2_000_000_000;
 struct Dying {
     at: u64,
     uid: u32,
+    process: Option<ProcessId>,
     /// In the unified hierarchy.
     cgroup: Option<String>,
 }
@@ -40,6 +42,8 @@ pub(super) struct Witnesses {
     registry: Arc<Mutex<Registry>>,
     kills: Kills,
     pub(super) counters: KillCounters,
+    /// Kills that only a cgroup's own counter tells of.
+    unseen: u64,
     /// Newest first, with the time of day.
     pub(super) recent: VecDeque<(f64, Kill)>,
     /// What ended processes held.
@@ -54,11 +58,15 @@ pub(super) struct Witnesses {
 impl Witnesses {
     pub(super) fn new(host: Host, registry: Arc<Mutex<Registry>>) -> Self {
         Self {
-            names: HostNames::new(host.clone()),
+            // As everybody else is named, without holding the registry while files are read.
+            names: registry
+                .lock()
+                .map_or_else(|_| HostNames::new(host.clone()), |registry| registry.eyes().names),
             host,
             registry,
             kills: Kills::default(),
             counters: KillCounters::default(),
+            unseen: 0,
             recent: VecDeque::new(),
             held: BTreeMap::new(),
             dying: BTreeMap::new(),
@@ -68,9 +76,9 @@ impl Witnesses {
         }
     }
 
-    /// Witnesses that found no room.
+    /// Witnesses that found no room, and kills that had none.
     pub(super) fn dropped(&self) -> u64 {
-        self.kills.dropped()
+        self.kills.dropped() + self.unseen
     }
 
     pub(super) fn tenant_of_pid(&self, pid: u32) -> Option<Tenant> {
@@ -132,7 +140,8 @@ impl Witnesses {
         let cgroup = thread.process.and_then(|id| self.cgroups.get(&id).cloned().flatten());
         if self.dying.len() < REMEMBERED {
             let (at, uid) = (thread.marked_at, thread.uid);
-            self.dying.insert(thread.tgid, Dying { at, uid, cgroup: reported.cgroup.clone() });
+            let (process, cgroup) = (thread.process, reported.cgroup.clone());
+            self.dying.insert(thread.tgid, Dying { at, uid, process, cgroup });
         }
         self.kills.mark(Marked {
             time_ns: thread.marked_at,
@@ -157,13 +166,19 @@ impl Witnesses {
         let (dying, names, registry) = (&self.dying, &self.names, &self.registry);
         let settled = self.kills.settle(by, |pid, cgroup| {
             if let Some(dying) = dying.get(&pid) {
-                return dying.tenant(cgroup, names);
+                // By now the sample may have shown one that was younger than the last.
+                let known = dying.process.and_then(|id| tick.tenants.get(&id));
+                return known.cloned().or_else(|| dying.tenant(cgroup, names));
             }
             let registry = registry.lock().ok()?;
             let by_place = cgroup.map(|path| registry.of_cgroup(path));
             // A path alone says nothing of a user.
             by_place.filter(is_telling).or_else(|| registry.known(pid))
         });
+        for missed in &settled.unseen {
+            warn!(cgroup = %missed.cgroup.escape_debug(), kills = missed.kills, "the cgroup counts kills for memory that nobody saw");
+            self.unseen += missed.kills;
+        }
         let mut notes = Vec::new();
         for incident in settled.incidents {
             for mut kill in incident.kills.clone() {
@@ -291,7 +306,7 @@ mod tests {
 
     fn named(cgroup: Option<&str>, logged: Option<&str>) -> Option<String> {
         let names = HostNames::new(Host::at("/nowhere"));
-        let dying = Dying { at: 0, uid: 1000, cgroup: cgroup.map(str::to_owned) };
+        let dying = Dying { at: 0, uid: 1000, process: None, cgroup: cgroup.map(str::to_owned) };
         dying.tenant(logged, &names).map(|tenant| tenant.name)
     }
 

@@ -44,12 +44,17 @@ impl<'a> Whereabouts<'a> {
         whereabouts
     }
 
-    /// The API lock is the host's; everything else is on the victim's GPUs.
-    pub(super) fn places(&self, victim: &Tenant, class: WaitClass) -> Vec<GpuId> {
+    /// The API lock is the host's; everything else is on the victim's GPUs, on those that the culprit holds too where
+    /// there are such.
+    pub(super) fn places(&self, victim: &Tenant, culprit: Option<&Tenant>, class: WaitClass) -> Vec<GpuId> {
         if class == WaitClass::RmApiLock {
             return Vec::new();
         }
-        self.gpus.get(victim).into_iter().flatten().map(|gpu| (*gpu).clone()).collect()
+        let nowhere = BTreeSet::new();
+        let of = |tenant: &Tenant| self.gpus.get(tenant).unwrap_or(&nowhere);
+        let both = |culprit| of(victim).intersection(of(culprit)).map(|gpu| (*gpu).clone()).collect();
+        let shared: Vec<GpuId> = culprit.map(both).unwrap_or_default();
+        if shared.is_empty() { of(victim).iter().map(|gpu| (*gpu).clone()).collect() } else { shared }
     }
 
     /// Where a tenant's waits of one class have cost it most.

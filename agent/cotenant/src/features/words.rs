@@ -10,6 +10,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "cotenant doctor, as the agent runs, names the one thing that is missing",
     ),
     (
+        "api_watch",
+        "pods' labels, and teams made of them: a tenant is a pod",
+        "apiWatch.enabled=true of the chart, or kubernetes.api_watch = false; kubectl get --raw /readyz",
+    ),
+    (
         "attach_cookies",
         "allocation probes: a program cannot tell which symbol it was hit at",
         "a kernel of 5.15 or later",

@@ -12,6 +12,10 @@ pub(crate) struct Sight {
     pub(crate) tenant: Tenant,
     /// Only a pod's UID was there to name it, which a later look may improve on.
     pub(crate) nameless: bool,
+    /// The API server has not told of its pod, which may change whose it is.
+    pub(crate) unsettled: bool,
+    /// What the API server had told before this look, as [`HostNames::heard`] counts it.
+    pub(crate) heard: u64,
     /// Whoever else has this cgroup and UID is the same tenant.
     pub(crate) by_cgroup: bool,
 }
@@ -26,14 +30,19 @@ pub(crate) struct Eyes {
 impl Eyes {
     /// `None` when it is gone already.
     pub(crate) fn look(&self, pid: u32) -> Option<Sight> {
+        let heard = self.names.heard();
         let Observed { start, uid, identity } = self.host.identity(pid, &self.view, &self.names).ok()?;
         if pid == std::process::id() {
             // Whoever started it, what it does to tenants is its own doing, and is to be seen as such.
-            return Some(Sight { start, uid, tenant: Tenant::agent(), nameless: false, by_cgroup: false });
+            let tenant = Tenant::agent();
+            let (nameless, unsettled, by_cgroup) = (false, false, false);
+            return Some(Sight { start, uid, tenant, nameless, unsettled, heard, by_cgroup });
         }
         Some(Sight {
             start,
             uid,
+            unsettled: identity.unsettled,
+            heard,
             nameless: identity.reason == Some("pod_without_name"),
             by_cgroup: identity.unified && identity.kind != Kind::Unknown,
             tenant: identity.tenant,
@@ -46,14 +55,14 @@ impl Eyes {
     }
 
     /// The tenant that a cgroup of the unified hierarchy is by its path, for a process that nobody looked at in time.
-    pub(crate) fn of_cgroup(&self, id: u64, uid: u32) -> Option<Tenant> {
+    pub(crate) fn of_cgroup(&self, id: u64, uid: u32) -> Option<Identity> {
         let path = self.host.cgroup_by_id(id)?;
         let identity = self.identity_of_path(&path, Some(uid));
         // Where version 1 counts too, a container may be known by that alone.
         let telling = !self.host.has_cgroup_v1()
             || !matches!(identity.kind, Kind::Host | Kind::User | Kind::Unknown)
                 && !identity.unit.as_deref().is_some_and(is_runtime);
-        (telling && identity.kind != Kind::Unknown).then_some(identity.tenant)
+        (telling && identity.kind != Kind::Unknown).then_some(identity)
     }
 
     pub(crate) fn identity_of_path(&self, path: &str, uid: Option<u32>) -> Identity {

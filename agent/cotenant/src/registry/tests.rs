@@ -165,6 +165,8 @@ fn c111_a_hundred_thousand_short_lives_leave_a_bounded_memory() {
         uid: 0,
         tenant: Tenant::plain(TenantKind::Docker, &start.to_string()),
         nameless: false,
+        unsettled: false,
+        heard: 0,
         by_cgroup: true,
     };
     for at in 0..100_000_u64 {

@@ -8,11 +8,11 @@ use super::attributes::{
     ABSENCE_REASON, ABSENT_HW_ID, ABSENT_TENANT, ABSENT_TENANT_KIND, CONFIDENCE, CONTAINER, CUDA_ERROR,
     CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FIGURE, FORECAST, FORECAST_OUTCOME, FUNCTION, GRANT,
     HEADROOM_PART, HORIZON, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT,
-    HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION, LEDGER_HW_ID, LIBRARY_STATE, LIMIT_SCOPE,
-    LIMIT_SOURCE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE, OOM_SCOPE, OPERATION, OTLP_DROP_REASON,
-    OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME, READING, RELATION, REQUEST_SOURCE, RESOURCE,
-    SHARING_MODE, SYMBOL_STATE, TENANT, TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID,
-    XID_SOURCE,
+    HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION, LABEL_KEY, LABEL_SOURCE, LABEL_VALUE,
+    LEDGER_HW_ID, LIBRARY_STATE, LIMIT_SCOPE, LIMIT_SOURCE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE,
+    OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME,
+    READING, RELATION, REQUEST_SOURCE, RESOURCE, SHARING_MODE, SYMBOL_STATE, TENANT, TENANT_KIND,
+    THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, XID, XID_SOURCE,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -50,10 +50,17 @@ catalogue! {
         "cotenant_agent_alertmanager_requests_total", [PUSH_OUTCOME], "3",
         "Messages to Alertmanager by outcome; not there while alertmanager.enabled is off. Nothing is lost by one that \
          failed: the next has everything that is open. Exact.";
+    ApiWatchAge: Gauge Development Unit::SECONDS, "cotenant.agent.apiserver.age",
+        "cotenant_agent_apiserver_age_seconds", [], "1",
+        "Age in seconds of what is known of pods' labels from the API server: 0 while the watch is open, else since its \
+         last word. Tenants stay as they were. Not there unless kubernetes.api_watch is on and was answered once.";
+    ApiWatchErrors: Counter Development Unit::count("{question}"), "cotenant.agent.apiserver.errors",
+        "cotenant_agent_apiserver_errors_total", [], "1",
+        "Lists and watches of this node's pods that failed or broke off. Exact. Not there unless kubernetes.api_watch is on.";
     AgentBlameFolded: Counter Development Unit::count("{share}"), "cotenant.agent.blame_folded",
         "cotenant_agent_blame_folded_total", [], "1",
         "Shares of blame whose culprit was written as other because 4096 pairs of victim and culprit were kept already.";
-    AgentBuild: Info Development Unit::STATE, "cotenant.agent.build", "cotenant_agent_build_info", [VERSION], "1",
+    AgentBuild: Info Development Unit::STATE, "cotenant.agent.build.info", "cotenant_agent_build_info", [VERSION], "1",
         "Version of this agent. Exact.";
     AgentCpu: Counter Development Unit::SECONDS, "cotenant.agent.cpu", "cotenant_agent_cpu_seconds_total", [], "1",
         "CPU time of the agent itself in seconds, user and system, from the kernel. Exact to a clock tick. Probe traps \
@@ -226,7 +233,7 @@ catalogue! {
         "cotenant_gpu_idle_holders", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "Processes behind cotenant_gpu_idle_holder_bytes. Not there where NVML has no process samples or no probe counts \
          calls: unknown is not idle.";
-    GpuInfo: Info Development Unit::STATE, "cotenant.gpu", "cotenant_gpu_info",
+    GpuInfo: Info Development Unit::STATE, "cotenant.gpu.info", "cotenant_gpu_info",
         [HW_ID, HW_TYPE, HW_NAME, HW_PARENT, HW_DRIVER_VERSION], "G",
         "What a GPU or MIG instance is, from NVML. Join on hw_id.";
     MemoryAllocated: Counter Stable Unit::BYTES, "cotenant.gpu.memory.allocated",
@@ -340,7 +347,7 @@ catalogue! {
         [HW_ID, HORIZON], "G x 3",
         "Probability that an allocation on this GPU finds no room within the horizon, 0 to 1, from growth and bursts of \
          what is allocated, refused allocations and waits for reclaim. A forecast. Not there in a GPU's first 30 s.";
-    ReclaimRiskShare: UpDownCounter Stable Unit::RATIO, "cotenant.gpu.reclaim.risk.share",
+    ReclaimRiskShare: Gauge Stable Unit::RATIO, "cotenant.gpu.reclaim.risk.share",
         "cotenant_gpu_reclaim_risk_share_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "A tenant's part in what is expected to fill the GPU within a minute, 0 to 1. The sum is below 1 where memory \
          grows that no ledger has. Read it only with a risk: it says who, not whether.";
@@ -399,6 +406,10 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, OOM_SCOPE], "1024",
         "Processes of a tenant that the kernel killed for memory, GPU users or not, by what ran out. Goes on over restarts \
          of the tenant. A SIGKILL by somebody else is not in here.";
+    TenantLabel: Info Development Unit::STATE, "cotenant.tenant.label", "cotenant_tenant_label_info",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LABEL_SOURCE, LABEL_KEY, LABEL_VALUE], "T x 32",
+        "Labels and annotations of a tenant's pod that kubernetes.labels and kubernetes.annotations ask for, as the API \
+         server last told them. What their owner wrote: no proof of who it is.";
     Energy: Counter Development Unit::JOULES, "hw.energy", "hw_energy_joules_total", [HW_ID, HW_TYPE], "G",
         "Energy that the GPU used in joules since the driver was loaded, from NVML, in steps of a millijoule.";
     Errors: Counter Development Unit::count("{error}"), "hw.errors", "hw_errors_total", [HW_ID, HW_TYPE, ECC_ERROR],

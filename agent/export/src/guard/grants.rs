@@ -14,22 +14,22 @@ impl Guard {
     pub(super) fn fold_grants(&mut self, view: &mut View) {
         let clean = |tenant: &Tenant| clean_tenant(tenant).unwrap_or_else(|| tenant.clone());
         // What is of a pod as a whole goes with its containers.
-        let folded: BTreeSet<&str> = self.folded.keys().map(|tenant| tenant.name.as_str()).collect();
-        let own: BTreeSet<&str> = self.own.iter().map(|tenant| tenant.name.as_str()).collect();
+        let folded: BTreeSet<String> = self.folded.keys().map(place).collect();
+        let own: BTreeSet<String> = self.own.iter().map(place).collect();
         let free = self.limits.max_tenants.saturating_sub(own.len());
         let grants = &mut view.grants;
         let shares = grants.shares.iter_mut().map(|row| &mut row.tenant);
         let standings = grants.standings.iter_mut().map(|row| &mut row.tenant);
         let requests = grants.requests.iter_mut().map(|row| &mut row.tenant);
         let all: Vec<&mut Tenant> = shares.chain(standings).chain(requests).collect();
-        let known: BTreeSet<String> = all.iter().map(|tenant| clean(tenant).name).collect();
+        let known: BTreeSet<String> = all.iter().map(|tenant| place(&clean(tenant))).collect();
         let mut granted: BTreeSet<String> = self.granted.intersection(&known).cloned().collect();
         for tenant in all {
-            let name = clean(tenant).name;
-            if tenant.kind == TenantKind::System || own.contains(name.as_str()) || granted.contains(&name) {
+            let name = place(&clean(tenant));
+            if tenant.kind == TenantKind::System || own.contains(&name) || granted.contains(&name) {
                 continue;
             }
-            if folded.contains(name.as_str()) || granted.len() >= free {
+            if folded.contains(&name) || granted.len() >= free {
                 *tenant = Tenant::other();
             } else {
                 granted.insert(name);
@@ -44,5 +44,13 @@ impl Guard {
                 holder.tenant = Tenant::other();
             }
         }
+    }
+}
+
+/// What takes one place: a team's name alone would let in any number of its pods.
+fn place(tenant: &Tenant) -> String {
+    match (tenant.kind, &tenant.namespace, &tenant.pod) {
+        (TenantKind::Team, Some(namespace), Some(pod)) => format!("{} {namespace}/{pod}", tenant.name),
+        _ => tenant.name.clone(),
     }
 }

@@ -39,6 +39,7 @@ fn published(tenant: &Tenant) -> Labels {
 fn asking(sheet: &mut Sheet, grants: &GrantsView) {
     for source in &grants.sources {
         let (errors, age) = match source.name {
+            "apiserver" => (Id::ApiWatchErrors, Id::ApiWatchAge),
             "podresources" => (Id::PodResourcesErrors, Id::PodResourcesAge),
             _ => (Id::RuntimeErrors, Id::RuntimeAge),
         };

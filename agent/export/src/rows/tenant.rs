@@ -4,18 +4,18 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use cotenant_model::Tenant;
 use cotenant_model::sample::{Confidence, GpuRef};
 use cotenant_model::view::{TenantView, View};
-use cotenant_model::{Tenant, TenantKind};
 
 use super::{Labels, Sheet};
 use crate::Id;
 use crate::catalogue::attributes::{
-    CONFIDENCE, CONTAINER, CUDA_ERROR, HW_ID, LEDGER_HW_ID, LIMIT_SCOPE, LIMIT_SOURCE, MEMORY_KIND,
-    NAMESPACE, OPERATION, PART, POD, TENANT, TENANT_KIND, WAIT_CLASS,
+    CONFIDENCE, CONTAINER, CUDA_ERROR, HW_ID, LABEL_KEY, LABEL_SOURCE, LABEL_VALUE, LEDGER_HW_ID,
+    LIMIT_SCOPE, LIMIT_SOURCE, MEMORY_KIND, NAMESPACE, OPERATION, PART, POD, TENANT, TENANT_KIND, WAIT_CLASS,
 };
 use crate::guard::distinct;
-use crate::label::clean_tenant;
+use crate::label::{clean, clean_tenant};
 
 pub(super) fn write(sheet: &mut Sheet, view: &View) {
     for tenant in one_view_each(&view.tenants).iter() {
@@ -24,6 +24,11 @@ pub(super) fn write(sheet: &mut Sheet, view: &View) {
         device_side(sheet, tenant, &labels);
         calls(sheet, tenant, &labels);
         waits(sheet, tenant, &labels);
+        for note in &tenant.notes {
+            let labels = labels.clone().with(LABEL_SOURCE, note.source);
+            let labels = labels.with(LABEL_KEY, &clean(&note.key)).with(LABEL_VALUE, &clean(&note.value));
+            sheet.put(Id::TenantLabel, labels, true);
+        }
     }
 }
 
@@ -37,7 +42,7 @@ fn one_view_each(views: &[TenantView]) -> Cow<'_, [TenantView]> {
 /// The tenant set, after what `labels` already holds.
 pub(super) fn tenant_labels(labels: Labels, tenant: &Tenant) -> Labels {
     let labels = labels.with(TENANT, &tenant.name).with(TENANT_KIND, tenant.kind.as_str());
-    if tenant.kind != TenantKind::Pod {
+    if !tenant.kind.is_kubernetes() {
         return labels;
     }
     labels

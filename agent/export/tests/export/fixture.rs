@@ -22,7 +22,8 @@ use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFil
 use cotenant_model::sharing::{Basis, Mode, Sharing};
 use cotenant_model::verdict::{Limit, LimitScope, LimitSource};
 use cotenant_model::view::{
-    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantView, View,
+    AgentView, EventsView, Feature, FeatureState, GpuView, MemoryTotals, OtlpView, Residual, TenantNote,
+    TenantView, View,
 };
 use cotenant_model::xid::XidSource;
 use cotenant_model::{
@@ -123,8 +124,11 @@ pub(crate) fn tenant(tenant: Tenant, gpus: &[u32], seed: u64) -> TenantView {
         failures.insert((gpu, Operation::PrimaryCtxRelease, CudaError::DEINITIALIZED), seed);
     }
     let residual = Residual { context: 480 * 1_048_576, baseline: 0, drift: -4096 };
+    let note = TenantNote { source: "label", key: "app".into(), value: format!("of-{seed}") };
+    let notes = if tenant.namespace.is_some() { vec![note] } else { Vec::new() };
     TenantView {
         tenant,
+        notes,
         processes: 2,
         confidence: Confidence::Complete,
         memory,
@@ -296,7 +300,7 @@ fn grants(tenants: &[TenantView]) -> GrantsView {
         requests: pods().map(request).collect(),
         stale: Some(1),
         unread_ids: 0,
-        sources: ["podresources", "runtime"].map(source).into(),
+        sources: ["podresources", "runtime", "apiserver"].map(source).into(),
     }
 }
 

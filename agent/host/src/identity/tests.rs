@@ -168,3 +168,68 @@ fn hostile_names_are_printable_bounded_and_apart() {
     // Deep paths cost no stack.
     assert_eq!(tenant(&"/a.service".repeat(20_000)), "systemd:a.service");
 }
+
+/// The table, and what the API server says of every pod.
+struct Labelled(Team);
+
+impl Names for Labelled {
+    fn user(&self, uid: u32) -> Option<String> {
+        Table.user(uid)
+    }
+
+    fn pod(&self, uid: &str, container: Option<&str>) -> Option<PodName> {
+        Table.pod(uid, container)
+    }
+
+    fn pod_container(&self, uid: &str, id: &str) -> Option<String> {
+        Table.pod_container(uid, id)
+    }
+
+    fn pod_of(&self, id: &str) -> Option<String> {
+        Table.pod_of(id)
+    }
+
+    fn container(&self, runtime: Runtime, id: &str, owner: &Owner) -> Option<Named> {
+        Table.container(runtime, id, owner)
+    }
+
+    fn adopted(&self, id: &str, parent: &str) -> Option<(Runtime, Named)> {
+        Table.adopted(id, parent)
+    }
+
+    fn team(&self, _: &str, _: Option<&PodName>) -> Team {
+        self.0.clone()
+    }
+}
+
+#[test]
+fn c05_a_label_makes_a_pod_a_teams_and_takes_nobody_elses_name() {
+    let at = |team: Team, path: &str| {
+        identify(&format!("0::{path}\n"), Some(0), &CgroupView::Host, &Labelled(team))
+    };
+    let pod = format!("/kubepods/burstable/pod{UID}/{ID}");
+    for claimed in ["blue", "system:mps-server", "pod:team-b/other", "other"] {
+        let identity = at(Team::Known(claimed.into()), &pod);
+        assert_eq!(
+            (identity.tenant.name.as_str(), identity.tenant.kind),
+            (&*format!("team:{claimed}"), TenantKind::Team)
+        );
+        // Who claims it stays to be seen.
+        let Tenant { namespace, pod, container, .. } = &identity.tenant;
+        assert_eq!(
+            (namespace.as_deref(), pod.as_deref(), container.as_deref()),
+            (Some("team-a"), Some("trainer-0"), Some("main"))
+        );
+        assert_eq!(
+            (identity.pod_uid.as_deref(), identity.name.as_deref()),
+            (Some(UID), Some("team-a/trainer-0"))
+        );
+        assert!(!identity.unsettled);
+    }
+    for (team, unsettled) in [(Team::NotAsked, false), (Team::None, false), (Team::NotYet, true)] {
+        let identity = at(team, &pod);
+        assert_eq!((identity.tenant.name.as_str(), identity.unsettled), ("pod:team-a/trainer-0", unsettled));
+    }
+    let unit = at(Team::Known("blue".into()), "/system.slice/ollama.service");
+    assert_eq!(unit.tenant.name, "systemd:ollama.service");
+}

@@ -149,9 +149,6 @@ fn sentence(why: &Because) -> String {
         Because::OwnCache { bytes } => format!("Of that its own pools kept {} unused.", gib_exact(*bytes)),
         Because::OwnSiblings { bytes } => format!("Of that its other processes held {}.", gib_exact(*bytes)),
         Because::OwnGrew { bytes } => format!("It had just grown by {}.", gib_exact(*bytes)),
-        Because::EndOfBurst { pieces, bytes } => {
-            format!("The refused piece ended a run of {pieces} pieces, {} in all.", gib_exact(*bytes))
-        }
         Because::NeighboursHold { bytes } => format!("Its neighbours held {}.", gib_exact(*bytes)),
         Because::NeighboursGrew { bytes } => {
             format!("Its neighbours had just grown by {}.", gib_exact(*bytes))

@@ -4,7 +4,7 @@ use super::*;
 use crate::incident::{
     Incidents, KillNote, KillScope, Movement, Observation, Rules, Stall, WaitDelta, XidNote,
 };
-use crate::verdict::{Ask, Burst, Failures, Fold, Success};
+use crate::verdict::{Ask, Failures, Fold, Success};
 use crate::{CudaError, Culprit, Operation, ProcessId, Tenant, TenantKind};
 
 const GIB: u64 = 1 << 30;
@@ -178,7 +178,7 @@ fn the_end_of_a_run_of_pieces() {
     let mut observation = observed(T0);
     let facts = Ask {
         operation: Operation::MemCreate,
-        burst: Some(Burst { pieces: 14_000, bytes: 78 * GIB }),
+        own_growth: Some(78 * GIB.cast_signed()),
         own_live: Some(79 * GIB - (10 << 20)),
         process: Some(ProcessId(1)),
         ..ask(20 << 20)
@@ -193,7 +193,7 @@ fn the_end_of_a_run_of_pieces() {
     assert_eq!(
         explained.explanation.because,
         [
-            "Verdict for docker:infer: self (certainty high). Even without its neighbours only 10 MiB (10,485,760 bytes) would have been free. It held 79.0 GiB (84,815,118,336 bytes) itself. The refused piece ended a run of 14000 pieces, 78.0 GiB (83,751,862,272 bytes) in all."
+            "Verdict for docker:infer: self (certainty high). Even without its neighbours only 10 MiB (10,485,760 bytes) would have been free. It held 79.0 GiB (84,815,118,336 bytes) itself. It had just grown by 78.0 GiB (83,751,862,272 bytes)."
         ]
     );
     assert!(!explained.explanation.advice[0].contains("neighbour docker"));
@@ -234,6 +234,7 @@ fn a_near_miss() {
     assert!(failures.succeeded(&Success {
         at_unix: T0 + 0.12,
         tenant: tenant("infer"),
+        process: ProcessId(1),
         gpu: Some(gpu(1)),
         operation: Operation::MemAlloc,
         bytes: 2 * GIB,
@@ -332,7 +333,7 @@ fn faults() {
 fn c108_stuck() {
     for (holder, words) in [
         (None, "who holds it is unknown"),
-        (Some(Culprit::Tenant(tenant("b"))), "docker:b holds it"),
+        (Some(Culprit::Tenant(tenant("b"))), "docker:b is the only other one in the driver that can hold it"),
         (Some(Culprit::Tenant(tenant("a"))), "its own threads hold it"),
         (Some(Culprit::Device), "the device has not answered"),
     ] {

@@ -34,7 +34,7 @@ pub(super) struct Holder {
 
 impl Holder {
     pub(super) fn of(tenant: &Tenant) -> Option<Self> {
-        if tenant.kind != TenantKind::Pod {
+        if !tenant.kind.is_kubernetes() {
             return None;
         }
         let (namespace, pod) = (tenant.namespace.clone()?, tenant.pod.clone()?);

@@ -179,7 +179,7 @@ fn after_stall(incident: &Incident, stall: &StallEvidence) -> Action {
     let holder = incident.culprits.iter().find(|blame| blame.tenant.name == stall.holder);
     if let Some(blame) = holder {
         let words = format!(
-            "Look at what {} does in the driver: it holds what {victim} waits for.",
+            "Look at what {} does in the driver: nobody else there can hold what {victim} waits for.",
             who(&blame.tenant)
         );
         return action(Remedy::InspectHolder, Some(&blame.tenant), None, words);

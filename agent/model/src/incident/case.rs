@@ -197,6 +197,12 @@ impl Case {
     pub(super) fn book_kill(&mut self, kill: &KillNote) {
         if self.kills.len() >= RECORDS {
             self.records_dropped += 1;
+            // Every victim counts: the last note of the same tenant and limit stands for this one too.
+            let same =
+                |known: &&mut KillNote| known.victim == kill.victim && known.limit_owner == kill.limit_owner;
+            if let Some(known) = self.kills.iter_mut().rev().find(same) {
+                known.processes = known.processes.saturating_add(kill.processes.max(1));
+            }
             return;
         }
         self.gpus.extend(kill.gpu_live.iter().map(|(gpu, _)| gpu.clone()));

@@ -110,7 +110,7 @@ impl Case {
         }
         for record in self.failures.values() {
             let victim = victims.entry(record.tenant.clone()).or_insert_with(|| unhurt(&record.tenant));
-            let failed = if record.recovered { 0 } else { record.count.saturating_sub(record.near_misses) };
+            let failed = record.count.saturating_sub(record.made_good);
             victim.failures = victim.failures.saturating_add(failed);
             victim.near_misses = victim.near_misses.saturating_add(record.near_misses);
             victim.largest_refused_bytes =

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{Ask, Because, Verdict, VerdictKind, judge};
-use crate::{CudaError, GpuId, Operation, Tenant};
+use crate::{CudaError, GpuId, Operation, ProcessId, Tenant};
 
 /// What makes failures equal.
 type Key = (Tenant, Option<GpuId>, Operation, u32);
@@ -41,6 +41,7 @@ pub struct NearMiss {
 pub struct Success {
     pub at_unix: f64,
     pub tenant: Tenant,
+    pub process: ProcessId,
     pub gpu: Option<GpuId>,
     pub operation: Operation,
     pub bytes: u64,
@@ -67,6 +68,8 @@ pub struct FailureRecord {
     pub verdict: Verdict,
     /// How often a refusal was followed by a grant of the same size.
     pub near_misses: u64,
+    /// Refusals that the same process made good by such a grant.
+    pub made_good: u64,
     /// No refusal came after the last grant: the program went on.
     pub recovered: bool,
 }
@@ -104,7 +107,11 @@ impl Sizes {
 #[derive(Clone, Debug)]
 struct Open {
     record: FailureRecord,
+    /// Of the last refusal.
     last_size: Option<u64>,
+    process: Option<ProcessId>,
+    /// Refusals of that process in a row, which a grant makes good.
+    run: u64,
     changed: bool,
 }
 
@@ -140,6 +147,16 @@ impl Failures {
                 return true;
             }
             let record = &mut open.record;
+            if open.process != ask.process || record.recovered {
+                open.run = 0;
+            }
+            open.run = open.run.saturating_add(count);
+            if ask.operation == Operation::MemCreate && record.recovered {
+                // One piece of a segment was granted, and the segment was not.
+                record.near_misses = record.near_misses.saturating_sub(1);
+                record.made_good = 0;
+                record.verdict.near_miss = None;
+            }
             record.count = record.count.saturating_add(count);
             record.last_unix = record.last_unix.max(at_unix);
             record.sizes = ask.requested.map(|bytes| Sizes::add(record.sizes, bytes, count)).or(record.sizes);
@@ -151,6 +168,7 @@ impl Failures {
                 record.verdict.near_miss = verdict.near_miss;
             }
             open.last_size = ask.requested;
+            open.process = ask.process;
             open.changed = true;
             return true;
         }
@@ -177,14 +195,18 @@ impl Failures {
             sizes: ask.requested.map(|bytes| Sizes::add(None, bytes, count)),
             verdict,
             near_misses: u64::from(recovered),
+            made_good: if recovered { count } else { 0 },
             recovered,
         };
         self.next += 1;
-        self.open.insert(key, Open { record, last_size: ask.requested, changed: true });
+        self.open.insert(
+            key,
+            Open { record, last_size: ask.requested, process: ask.process, run: count, changed: true },
+        );
         true
     }
 
-    /// Marks a near miss where the tenant had been refused this size class on this GPU just before, by whatever
+    /// Marks a near miss where the same process had been refused this size class on this GPU just before, by whatever
     /// operation: an allocator may retry by another one. True if so.
     pub fn succeeded(&mut self, success: &Success) -> bool {
         let retry_seconds = self.fold.retry_seconds;
@@ -198,6 +220,7 @@ impl Failures {
             let same_arena = open.record.verdict.arena
                 == super::Arena::of(success.operation).unwrap_or(open.record.verdict.arena);
             if open.record.recovered
+                || open.process.is_some_and(|process| process != success.process)
                 || !same
                 || !same_arena
                 || !(0.0..=retry_seconds).contains(&after_seconds)
@@ -206,6 +229,7 @@ impl Failures {
             }
             open.record.recovered = true;
             open.record.near_misses = open.record.near_misses.saturating_add(1);
+            open.record.made_good = open.record.made_good.saturating_add(open.run);
             open.record.verdict.near_miss = Some(NearMiss { after_seconds, freed: success.freed });
             open.changed = true;
             marked = true;
@@ -286,6 +310,7 @@ mod tests {
         Success {
             at_unix,
             tenant: tenant(name),
+            process: ProcessId(1),
             gpu: Some(GpuId::from_uuid([1; 16])),
             operation: Operation::MemAlloc,
             bytes,
@@ -327,6 +352,31 @@ mod tests {
             assert!(!failures.failed(0.0, 1, &ask));
         }
         assert!(failures.is_empty());
+    }
+
+    #[test]
+    fn another_process_of_the_tenant_makes_nothing_good() {
+        let mut failures = Failures::new(Fold::default());
+        let by = |process: u64| Ask { process: Some(ProcessId(process)), ..ask("a", Some(20 * MIB)) };
+        failures.failed(0.0, 3, &by(1));
+        failures.failed(0.1, 2, &by(2));
+        assert!(!failures.succeeded(&granted("a", 0.2, 20 * MIB)), "the last to be refused was 2");
+        assert!(failures.succeeded(&Success { process: ProcessId(2), ..granted("a", 0.3, 20 * MIB) }));
+        let record = failures.drain(0.4).remove(0);
+        assert_eq!((record.count, record.near_misses, record.made_good), (5, 1, 2));
+    }
+
+    #[test]
+    fn a_piece_of_a_segment_that_is_refused_again_was_no_near_miss() {
+        let mut failures = Failures::new(Fold::default());
+        let piece =
+            Ask { operation: Operation::MemCreate, process: Some(ProcessId(1)), ..ask("a", Some(20 * MIB)) };
+        let grant = Success { operation: Operation::MemCreate, ..granted("a", 0.1, 20 * MIB) };
+        failures.failed(0.0, 1, &piece);
+        assert!(failures.succeeded(&grant));
+        failures.failed(0.2, 1, &piece);
+        let record = failures.drain(0.3).remove(0);
+        assert_eq!((record.count, record.near_misses, record.made_good, record.recovered), (2, 0, 0, false));
     }
 
     #[test]

@@ -246,13 +246,7 @@ fn short_of_room(short: &Short<'_>, because: &mut Vec<Because>) -> Decision {
 fn whose_growth(short: &Short<'_>, neighbours: u64, because: &mut Vec<Because>) -> Decision {
     let Short { ask, missing, held, .. } = *short;
     let grown = neighbours_grew(ask);
-    let own_grown = ask
-        .own_growth
-        .and_then(|bytes| u64::try_from(bytes).ok())
-        .into_iter()
-        .chain(ask.burst.map(|burst| burst.bytes))
-        .max()
-        .unwrap_or(0);
+    let own_grown = ask.own_growth.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
     let held_or_none = held.unwrap_or(0);
     let own_is_most = held.is_some_and(|held| held >= neighbours);
     let others_decided = grown.is_some_and(|bytes| bytes >= missing);
@@ -284,11 +278,7 @@ fn whose_growth(short: &Short<'_>, neighbours: u64, because: &mut Vec<Because>) 
 
 /// The tenant's own bytes as far as they are known: a lower bound. `None` when not even the live bytes are.
 fn own_held(ask: &Ask) -> Option<u64> {
-    Some(
-        ask.own_live?
-            .saturating_add(ask.own_cached.unwrap_or(0))
-            .saturating_add(ask.own_overhead.unwrap_or(0)),
-    )
+    Some(ask.own_live?.saturating_add(ask.own_cached.unwrap_or(0)))
 }
 
 fn own_evidence(ask: &Ask, held: u64, because: &mut Vec<Because>) {
@@ -306,9 +296,6 @@ fn own_evidence(ask: &Ask, held: u64, because: &mut Vec<Because>) {
     if let Some(bytes) = ask.own_growth.and_then(|bytes| u64::try_from(bytes).ok()).filter(|bytes| *bytes > 0)
     {
         because.push(Because::OwnGrew { bytes });
-    }
-    if let Some(burst) = ask.burst.filter(|burst| burst.pieces > 0) {
-        because.push(Because::EndOfBurst { pieces: burst.pieces, bytes: burst.bytes });
     }
 }
 

@@ -35,7 +35,6 @@ fn h200(requested: u64, own: u64, others: &[(&str, u64)]) -> Ask {
         free_age_seconds: Some(0.5),
         own_live: Some(own),
         own_cached: Some(0),
-        own_overhead: Some(0),
         own_growth: Some(0),
         holders: Some(others.iter().map(|(name, bytes)| (tenant(name), *bytes)).collect()),
         growth: Some(Vec::new()),
@@ -156,7 +155,6 @@ fn hostile_sizes_do_not_overflow() {
                     free,
                     own_live: Some(held),
                     own_cached: Some(held),
-                    own_overhead: Some(held),
                     holders: Some(vec![(tenant("b"), held), (tenant("c"), held)]),
                     growth: Some(vec![
                         (tenant("b"), i64::MAX),

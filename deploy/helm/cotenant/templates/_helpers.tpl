@@ -72,6 +72,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.otlp.endpoint -}}
 {{- $_ := set $known "otlp" (dict "enabled" true "endpoint" .Values.otlp.endpoint "protocol" .Values.otlp.protocol) -}}
 {{- end -}}
+{{- if .Values.apiWatch.enabled -}}
+{{- $_ := set $known "kubernetes" (dict "api_watch" true) -}}
+{{- end -}}
 {{- $all := mustMergeOverwrite $known (deepCopy .Values.config) -}}
 {{- range $section := keys $all | sortAlpha }}
 [{{ $section }}]

@@ -208,7 +208,7 @@ impl Notes<'_> {
 
 pub(crate) struct Pod {
     pub(crate) name: String,
-    uid: String,
+    pub(crate) uid: String,
     cgroup: Cgroup,
 }
 

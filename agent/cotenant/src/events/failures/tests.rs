@@ -127,6 +127,7 @@ fn grant(second: u32) -> Word {
     let success = Success {
         at_unix: f64::from(second),
         tenant: tenant(),
+        process: PROCESS,
         gpu: Some(gpu()),
         operation: Operation::MemAlloc,
         bytes: 200 << 30,
@@ -228,6 +229,7 @@ fn a_gpu_that_the_kernel_could_not_name_has_holders_all_the_same() {
         total: 0,
         own: 0,
         holders: Vec::new(),
+        complete: true,
     };
     let now = Census::of(&call, &gpu(), &kernel);
     assert_eq!((now.total, now.own, now.at_failure), (93, 3, false));
@@ -235,4 +237,17 @@ fn a_gpu_that_the_kernel_could_not_name_has_holders_all_the_same() {
     (call.total, call.holders) = (40, vec![(ProcessId(8), 40)]);
     let then = Census::of(&call, &gpu(), &kernel);
     assert_eq!((then.total, then.own, then.at_failure), (40, 0, true), "what was told then is better");
+    call.complete = false;
+    let now = Census::of(&call, &gpu(), &kernel);
+    assert_eq!((now.total, now.own, now.at_failure), (93, 3, false), "but not where somebody is missing");
+}
+
+#[test]
+fn what_the_short_list_leaves_out_is_held_all_the_same() {
+    let holders = vec![(PROCESS, 20), (ProcessId(8), 40), (ProcessId(9), 10)];
+    let census = Census { holders, total: 200, own: 30, at_failure: true };
+    assert_eq!(census.unlisted(PROCESS), 200 - 50 - 30);
+    let census =
+        Census { holders: vec![(PROCESS, 30), (ProcessId(8), 40)], total: 70, own: 30, at_failure: true };
+    assert_eq!(census.unlisted(PROCESS), 0);
 }

@@ -63,6 +63,7 @@ fn user(pod: &str, on: &str, bytes: u64) -> TenantView {
         excess: Excess::default(),
         limits: Vec::new(),
         device_cgroup_bytes: BTreeMap::new(),
+        notes: Vec::new(),
     }
 }
 

@@ -186,6 +186,7 @@ fn a_near_miss_is_not_a_failure() {
     assert!(failures.succeeded(&crate::verdict::Success {
         at_unix: world.at - 0.5,
         tenant: tenant("a"),
+        process: crate::ProcessId(1),
         gpu: Some(gpu(1)),
         operation: Operation::MemAlloc,
         bytes: 2 * GIB,
@@ -210,6 +211,7 @@ fn a_run_of_refusals_that_ends_with_a_grant_is_a_near_miss() {
     assert!(failures.succeeded(&crate::verdict::Success {
         at_unix: world.at,
         tenant: tenant("a"),
+        process: crate::ProcessId(1),
         gpu: Some(gpu(1)),
         operation: Operation::MemAllocAsync,
         bytes: 2 * GIB,

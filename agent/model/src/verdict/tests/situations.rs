@@ -80,7 +80,7 @@ fn growing_segments() -> Vec<Situation> {
             "the same while the free figure is from before the run",
             Ask {
                 operation: Operation::MemCreate,
-                burst: Some(Burst { pieces: 9_500, bytes: 95 * GIB }),
+                own_growth: Some(95 * GIB.cast_signed()),
                 free: Some(100 * GIB),
                 free_age_seconds: Some(4.0),
                 ..h200(20 * MIB, H200 - RESERVED - 40 * GIB - 15 * MIB, &[("b", 40 * GIB)])
@@ -92,7 +92,6 @@ fn growing_segments() -> Vec<Situation> {
             "the end of a 400 GiB ask by expandable segments",
             Ask {
                 operation: Operation::MemCreate,
-                burst: Some(Burst { pieces: 14_000, bytes: 138 * GIB }),
                 own_growth: Some(138 * GIB.cast_signed()),
                 ..h200(20 * MIB, H200 - RESERVED - 15 * MIB, &[])
             },
@@ -103,7 +102,7 @@ fn growing_segments() -> Vec<Situation> {
             "the same beside a neighbour that holds little and stands still",
             Ask {
                 operation: Operation::MemCreate,
-                burst: Some(Burst { pieces: 12_500, bytes: 125 * GIB }),
+                own_growth: Some(125 * GIB.cast_signed()),
                 ..h200(20 * MIB, H200 - RESERVED - 10 * GIB - 15 * MIB, &[("b", 10 * GIB)])
             },
             Own,
@@ -113,7 +112,7 @@ fn growing_segments() -> Vec<Situation> {
             "the same beside a neighbour that holds a third",
             Ask {
                 operation: Operation::MemCreate,
-                burst: Some(Burst { pieces: 9_500, bytes: 95 * GIB }),
+                own_growth: Some(95 * GIB.cast_signed()),
                 ..h200(20 * MIB, H200 - RESERVED - 40 * GIB - 15 * MIB, &[("b", 40 * GIB)])
             },
             Own,
