@@ -12,13 +12,16 @@ BPF_TARGET := bpfel-unknown-none
 # Where Debian's rustc-web has the `core` for BPF, if it has.
 BPF_CORE := /usr/bin/rustc --print target-libdir --target $(BPF_TARGET) 2>/dev/null
 DRIVER := /proc/driver/nvidia/version
+# Of `make soak`: so many processes in so long a time.
+SOAK_PROCESSES ?= 100000
+SOAK_SECONDS ?= 600
 # What setup.sh brings beside the system's own: helm, cargo-deb.
 TOOLS := $(CURDIR)/target/tools/bin
 # Of what `make packages` and `make image` take: release or dev.
 PROFILE ?= release
 AGENT = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/cotenant
 
-.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-receivers test-deploy test-kernels test-packages chart papers packages image lint gpu-bundle
+.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-receivers test-deploy test-kernels test-packages test-runtimes soak chart papers packages image lint gpu-bundle
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +90,15 @@ test-kernels: build sim ## Run the agent end to end in virtual machines of other
 
 test-deploy: build ## Test the chart, the plain manifest, the unit and the packages' papers
 	python3 -m unittest discover --start-directory tests/deploy --verbose
+
+# One after the other: probes reach every process of the host.
+test-runtimes: build sim ## Name tenants under real Docker, Podman, containerd and Slurm (root; `tests/setup.sh runtimes`)
+	cargo test --locked -p cotenant-node --test runtimes -- --ignored --test-threads=1
+
+soak: build sim ## SOAK_PROCESSES short-lived processes in SOAK_SECONDS against a real agent, to the byte (root)
+	@mkdir -p target/soak
+	COTENANT_SOAK_PROCESSES=$(SOAK_PROCESSES) COTENANT_SOAK_SECONDS=$(SOAK_SECONDS) COTENANT_SOAK_RESULT=$(CURDIR)/target/soak/result.txt \
+		cargo test --locked -p cotenant-node --test soak -- --nocapture
 
 # Builds what it tests from the debug binary.
 test-packages: build sim ## Install, run, upgrade and purge the .deb, run the image on the simulated node (root)

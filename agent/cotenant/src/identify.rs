@@ -5,10 +5,10 @@ use std::{fmt::Write, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cotenant_host::{
-    CgroupView, Host, HostNames, Identity, Kind, Kubelet, KubeletConfig, Names, identify as identify_path,
-};
+use cotenant_host::{CgroupView, Host, HostNames, Identity, Kind, Kubelet, Names, identify as identify_path};
 use serde::Serialize;
+
+use crate::config::{self, Config, Overrides};
 
 /// The longest path that the kernel shows.
 const MAX_PATH: usize = 4096;
@@ -26,9 +26,26 @@ pub(crate) struct Asked {
     cgroup: Option<String>,
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
-    /// The host as a directory
-    #[arg(long, value_name = "DIRECTORY", default_value = "/")]
-    root: PathBuf,
+    /// The host as a directory [default: agent.root of the configuration]
+    #[arg(long, value_name = "DIRECTORY")]
+    root: Option<PathBuf>,
+    /// Configuration file, for its sockets and paths [default: /etc/cotenant/cotenant.toml, if it exists]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Asked {
+    /// As the agent on this host is configured. A file that nobody named must not keep people from an answer.
+    fn settings(&self) -> Result<Config> {
+        let read = config::load(&Overrides { config: self.config.clone(), ..Overrides::default() });
+        match read {
+            Err(error) if self.config.is_none() => {
+                eprintln!("cotenant: {error:#}; taking the defaults");
+                Ok(Config::default())
+            }
+            read => read,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -92,12 +109,14 @@ impl<'a> Record<'a> {
 }
 
 pub(crate) fn identify(asked: &Asked) -> Result<()> {
-    let host = Host::at(&asked.root);
+    let Config { agent, kubernetes, .. } = asked.settings()?;
+    let host = kubernetes.host(Host::at(asked.root.as_ref().unwrap_or(&agent.root)));
     let mut names = HostNames::new(host.clone());
     let view = host.enter_cgroups();
     let mut identity = look(asked, &host, &view, &names)?;
     if identity.reason == Some("pod_without_name")
-        && let Ok(kubelet) = Kubelet::spawn(host.clone(), KubeletConfig::of(&host))
+        && let Some(config) = kubernetes.asked(&host)
+        && let Ok(kubelet) = Kubelet::spawn(host.clone(), config)
     {
         // The runtime's socket knows what no file does, and is asked only then.
         kubelet.first();

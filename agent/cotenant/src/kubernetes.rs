@@ -152,19 +152,21 @@ impl Kubernetes {
         host.with_pod_logs(&self.pod_logs)
     }
 
-    /// The thread that asks, unless nobody is to be asked.
-    pub(crate) fn ask(&self, host: &Host, confinement: Confinement) -> Option<Kubelet> {
-        if self.enabled == Enabled::Off {
-            return None;
-        }
+    /// Who is asked on this host, unless nobody is to be.
+    pub(crate) fn asked(&self, host: &Host) -> Option<KubeletConfig> {
         let below = |path: &PathBuf| host.path(&path.to_string_lossy());
-        let config = KubeletConfig {
+        (self.enabled != Enabled::Off).then(|| KubeletConfig {
             podresources: below(&self.podresources),
             runtimes: self.runtimes.iter().map(below).collect(),
             interval: self.interval,
             deadline: self.deadline,
             resources: self.resources.clone(),
-        };
+        })
+    }
+
+    /// The thread that asks.
+    pub(crate) fn ask(&self, host: &Host, confinement: Confinement) -> Option<Kubelet> {
+        let config = self.asked(host)?;
         confinement
             .outside(|| Kubelet::spawn(host.clone(), config))
             .and_then(|spawned| Ok(spawned?))

@@ -166,6 +166,16 @@ pub fn identify(cgroup: &str, uid: Option<u32>, view: &CgroupView, names: &dyn N
     identity
 }
 
+/// Whether a process in these cgroups is one of the host's own: in no container, pod or job, and in no other user's session.
+pub(crate) fn holds_no_tenant(cgroup: &str) -> bool {
+    place(cgroup).is_some_and(|found| {
+        matches!(
+            found.place,
+            Place::Unit { .. } | Place::Session { uid: 0, .. } | Place::Plain(_) | Place::Root
+        )
+    })
+}
+
 struct Asked<'a> {
     uid: Option<u32>,
     view: &'a CgroupView,

@@ -2,6 +2,7 @@
 //! Refuses to trust them: reads are bounded, and what a tenant chose is cleaned before it becomes a label.
 
 mod containers;
+mod dockerd;
 mod pods;
 mod units;
 

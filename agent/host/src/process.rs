@@ -18,7 +18,7 @@ const CGROUP_LIMIT: u64 = 256 << 10;
 const MAX_DESCRIPTORS: usize = 4096;
 
 /// Inode that the kernel gives to its first namespace of PIDs (`include/uapi/linux/nsfs.h`).
-const INITIAL_PID: u64 = 0xEFFF_FFFC;
+pub(crate) const INITIAL_PID: u64 = 0xEFFF_FFFC;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Namespace {

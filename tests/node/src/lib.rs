@@ -138,6 +138,22 @@ impl SimulatedNode {
         Ok(agent)
     }
 
+    /// What `cotenant identify PID --output json` says, as `launcher` starts it.
+    pub fn identify(&self, launcher: &[&str], pid: u32) -> Result<serde_json::Value> {
+        let program = self.artefacts.join("cotenant");
+        let words = launcher.iter().map(OsStr::new).chain([program.as_os_str()]).collect::<Vec<_>>();
+        let (first, rest) = words.split_first().context("there is a program")?;
+        let output = Command::new(first)
+            .args(rest)
+            .args(["identify", &pid.to_string(), "--output", "json", "--config"])
+            .arg(self.directory.join("cotenant.toml"))
+            .env(NODE_VARIABLE, &self.directory)
+            .output()
+            .context("cannot start identify")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout).with_context(|| format!("identify said {said:?}"))
+    }
+
     /// `cotenant doctor` as `launcher` starts it, with the configuration of the last agent.
     pub fn doctor(&self, launcher: &[&str], arguments: &[&str]) -> Result<Doctor> {
         let program = self.artefacts.join("cotenant");
@@ -437,9 +453,14 @@ pub struct World {
 
 impl World {
     pub fn create(gpus: usize, extra: &str) -> Result<Self> {
+        Self::create_under(&[], gpus, extra)
+    }
+
+    /// The same with the agent as `launcher` starts it.
+    pub fn create_under(launcher: &[&str], gpus: usize, extra: &str) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let node = SimulatedNode::create(directory.path(), &NodeConfig::h200(gpus, 0.0))?;
-        let agent = node.agent(extra)?;
+        let agent = node.agent_under(launcher, extra)?;
         let cgroup = Cgroup::create(&format!("system.slice/warm-{}.service", std::process::id()))?;
         let mut warm = node.tenant("warm", &cgroup, "print loaded\nwait\n", &[])?;
         warm.expect("loaded")?;

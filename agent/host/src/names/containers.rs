@@ -35,9 +35,9 @@ struct DockerHost {
 }
 
 #[derive(Deserialize)]
-struct DaemonConfig {
+pub(super) struct DaemonConfig {
     #[serde(rename = "data-root")]
-    data_root: Option<String>,
+    pub(super) data_root: Option<String>,
 }
 
 /// An entry of containers/storage, which Podman and CRI-O share.
@@ -110,14 +110,19 @@ impl HostNames {
     }
 
     fn docker_parent(&self, id: &str) -> Option<String> {
-        let path = format!("{}/containers/{id}/hostconfig.json", self.docker_root());
-        Some(self.json::<DockerHost>(&path, None)?.cgroup_parent)
+        Some(self.docker_file::<DockerHost>(id, "hostconfig.json")?.cgroup_parent)
     }
 
     fn docker(&self, id: &str) -> Option<DockerConfig> {
-        [self.docker_root().as_str(), "var/snap/docker/common/var-lib-docker"]
-            .iter()
-            .find_map(|root| self.json(&format!("{root}/containers/{id}/config.v2.json"), None))
+        self.docker_file(id, "config.v2.json")
+    }
+
+    /// A file of a container's, from whichever root's Docker has it.
+    fn docker_file<T: DeserializeOwned>(&self, id: &str, file: &str) -> Option<T> {
+        let within = |root: &str| self.json(&format!("{root}/containers/{id}/{file}"), None);
+        within(&self.docker_root())
+            .or_else(|| within("var/snap/docker/common/var-lib-docker"))
+            .or_else(|| within(&self.dockerd_root()?))
     }
 
     fn docker_root(&self) -> String {
@@ -158,7 +163,7 @@ impl HostNames {
     }
 
     /// `owner`: in a user's home any file can be a link to somebody else's.
-    fn json<T: DeserializeOwned>(&self, path: &str, owner: Option<u32>) -> Option<T> {
+    pub(super) fn json<T: DeserializeOwned>(&self, path: &str, owner: Option<u32>) -> Option<T> {
         let path = self.host.path(path);
         let content = match owner {
             Some(uid) => read::bytes_of(&path, MAX_CONFIG, uid),

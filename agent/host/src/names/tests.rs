@@ -199,3 +199,50 @@ fn hostile_names_are_cleaned_and_cut() {
     assert!(clean(&"\n".repeat(500)).len() <= MAX_NAME);
     assert_ne!(clean(&format!("{}a", "x".repeat(300))), clean(&format!("{}b", "x".repeat(300))));
 }
+
+/// A `dockerd` with PID 70 as files: its user, its cgroup, its command line; and where its PID namespace is not the host's.
+fn dockerd(uid: u32, cgroup: &str, line: &str, namespace: &str) -> (tempfile::TempDir, HostNames) {
+    let store = r#"{"Name":"/web"}"#;
+    let (root, names) = fixture(&[
+        ("run/docker.pid", "70\n"),
+        ("proc/70/comm", "dockerd\n"),
+        ("proc/70/status", &format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n")),
+        ("proc/70/cgroup", &format!("0::{cgroup}\n")),
+        ("proc/70/cmdline", line),
+        ("srv/docker.json", r#"{"data-root":"/srv/b"}"#),
+        ("srv/a/containers/aa/config.v2.json", store),
+        ("srv/b/containers/bb/config.v2.json", store),
+    ]);
+    let place = root.path().join("proc/70/ns");
+    fs::create_dir_all(&place).unwrap();
+    std::os::unix::fs::symlink(namespace, place.join("pid")).unwrap();
+    (root, names)
+}
+
+#[test]
+fn c26_docker_says_where_it_keeps_its_containers() {
+    const HOST: &str = "pid:[4026531836]";
+    let name = |id: &str, uid, cgroup: &str, line: &str, namespace| {
+        let (_root, names) = dockerd(uid, cgroup, line, namespace);
+        names.container(Runtime::Docker, id, &Owner::Root).map(|named| named.name)
+    };
+    let unit = "/system.slice/docker.service";
+    let of = |id, line| name(id, 0, unit, line, HOST).as_deref() == Some("web");
+    assert!(of("aa", "dockerd\0--data-root\0/srv/a\0"));
+    assert!(of("aa", "/usr/bin/dockerd\0-H\0fd://\0--data-root=/srv/a\0"));
+    assert!(of("aa", "dockerd\0-g\0/srv/a\0"));
+    assert!(of("bb", "dockerd\0--config-file=/srv/docker.json\0"));
+    assert!(of("aa", "dockerd\0--config-file=/srv/docker.json\0--data-root=/srv/a\0"), "the flag counts");
+    for nothing in
+        ["dockerd\0", "dockerd\0--data-root\0", "dockerd\0--data-root=\0", "", "dockerd\0--data-root=srv/a\0"]
+    {
+        assert!(!of("aa", nothing), "{nothing:?}");
+    }
+    // A stale PID file, and whom that PID may be by now.
+    let line = "dockerd\0--data-root=/srv/a\0";
+    assert_eq!(name("aa", 1000, unit, line, HOST), None);
+    assert_eq!(name("aa", 0, unit, line, "pid:[4026532181]"), None);
+    let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    assert_eq!(name("aa", 0, &format!("/docker/{id}"), line, HOST), None);
+    assert_eq!(name("aa", 0, "/user.slice/user-1000.slice/session-1.scope", line, HOST), None);
+}

@@ -12,7 +12,7 @@ use std::{
 
 use cotenant_abi::{MemoryKind, Operation};
 use cotenant_sim_state::{
-    Node, monotonic_ns, ran, start_time,
+    Node, monotonic_ns, own_pid, own_thread, ran, start_time,
     truth::{NO_GPU, Record, Writer, effect, waits},
 };
 
@@ -89,7 +89,7 @@ fn join() -> Option<&'static Process> {
         .ok()?;
     let slot = node.join()?;
     let truth = Writer::create(node.directory()).ok()?;
-    let waits = waits::Writer::create(node.directory(), start_time(std::process::id())?).ok()?;
+    let waits = waits::Writer::create(node.directory(), start_time(own_pid())?).ok()?;
     // SAFETY: registers a function without captures.
     unsafe { libc::atexit(deinitialise) };
     Some(PROCESS.get_or_init(|| Process { pid: std::process::id(), node, slot, truth, waits }))
@@ -184,13 +184,11 @@ pub(crate) fn call(
 
 /// `since`: when the call began, and how long it has been on a processor.
 fn record(process: &Process, operation: Operation, since: (u64, u64), code: Code, effects: &Effects) {
-    // SAFETY: takes no argument and cannot fail.
-    let thread = unsafe { libc::gettid() };
     let call = Record {
         start: since.0,
         ran: since.1,
         end: monotonic_ns(),
-        thread: thread.unsigned_abs(),
+        thread: own_thread(),
         code: code.unsigned_abs(),
         operation: operation as u8,
         gpu: NO_GPU,

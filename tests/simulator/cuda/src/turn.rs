@@ -12,7 +12,7 @@ use std::{
 
 use cotenant_abi::{MemoryKind, Operation};
 use cotenant_sim_state::{
-    Held, LockName, Mode, Nap, Sleep, Turn, Waited, asleep, monotonic_ns,
+    Held, LockName, Mode, Nap, Sleep, Turn, Waited, asleep, monotonic_ns, own_pid,
     truth::{Class, effect},
 };
 
@@ -88,7 +88,7 @@ impl UserLock {
         }
         let acquired = monotonic_ns();
         let ended = self.ended[place(ticket.wrapping_sub(1))].load(Ordering::Acquire);
-        let told = Turn { pid: std::process::id(), thread: 0, from: nap.begun(), to: ended };
+        let told = Turn { pid: own_pid(), thread: 0, from: nap.begun(), to: ended };
         let told = if ended > nap.begun() { vec![told] } else { Vec::new() };
         let (blocked, turns) = asleep(told, nap.begun(), nap.slept(), acquired);
         let spun = nap.begun() - wanted;

@@ -5,12 +5,14 @@ mod holds;
 mod lock;
 mod nap;
 mod node;
+mod number;
 mod queue;
 mod sleeps;
 pub mod truth;
 
 pub use holds::Turn;
 pub use nap::{Nap, ran};
+pub use number::{PROC_VARIABLE, own_pid, own_thread};
 pub use queue::{Held, LockName, Mode, Waited, asleep};
 pub use sleeps::Sleep;
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Held, LockName, Mode, NODE_VARIABLE, UVM_VARIABLE, Waited,
     lock::{Lock, Locked},
+    number::{own_pid, proc_file},
     queue::Queue,
 };
 
@@ -324,7 +325,7 @@ impl Node {
 
     /// This process's place in the table. `None`: the table is full.
     pub fn join(&self) -> Option<usize> {
-        let pid = std::process::id();
+        let pid = own_pid();
         let start = start_time(pid)?;
         self.locked(|shared| {
             sweep(shared);
@@ -372,7 +373,7 @@ fn sweep(shared: &mut Shared) {
 
 /// Field 22 of `/proc/PID/stat`; `None` for a process that is gone or a zombie.
 pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = fs::read_to_string(proc_file(&format!("{pid}/stat"))).ok()?;
     let fields = stat.rsplit_once(") ")?.1;
     let mut fields = fields.split_whitespace();
     if fields.next()? == "Z" {

@@ -20,6 +20,7 @@ use crate::{
     Nap,
     holds::{Log, Turn, halves, turns},
     monotonic_ns,
+    number::{own_pid, own_thread, proc_file},
 };
 
 const WAITERS: usize = 64;
@@ -98,11 +99,9 @@ impl Queue {
         mode: Mode,
         budget: u64,
     ) -> io::Result<(Held<'_>, Option<Waited>)> {
-        let pid = std::process::id();
+        let pid = own_pid();
         let file = file(directory, node, pid, name)?;
-        // SAFETY: takes no argument and cannot fail.
-        let thread = unsafe { libc::gettid() }.unsigned_abs();
-        let me = u64::from(pid) << 32 | u64::from(thread);
+        let me = u64::from(pid) << 32 | u64::from(own_thread());
         let wanted = monotonic_ns();
         let mut free = true;
         let blocked = loop {
@@ -177,7 +176,7 @@ impl Queue {
         for waiter in &self.waiters {
             let who = waiter.load(Ordering::Acquire);
             let (pid, thread) = halves(who);
-            if who != 0 && !Path::new(&format!("/proc/{pid}/task/{thread}")).exists() {
+            if who != 0 && !proc_file(&format!("{pid}/task/{thread}")).exists() {
                 let _ = waiter.compare_exchange(who, 0, Ordering::AcqRel, Ordering::Relaxed);
             }
         }

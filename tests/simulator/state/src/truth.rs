@@ -86,7 +86,7 @@ unsafe impl<T> Send for Window<T> {}
 impl<T: Entry> Writer<T> {
     /// A new file for each life of a process: exec makes another one.
     pub fn create(node: &Path) -> io::Result<Self> {
-        let pid = std::process::id();
+        let pid = crate::own_pid();
         for life in 0.. {
             let path = node.join("truth").join(format!("{}{pid}-{life}.bin", T::PREFIX));
             match OpenOptions::new().read(true).write(true).create_new(true).open(path) {

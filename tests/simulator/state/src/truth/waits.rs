@@ -138,9 +138,8 @@ impl Writer {
             spun: waited.spun,
             blocked: waited.blocked,
             acquired: waited.acquired,
-            pid: std::process::id(),
-            // SAFETY: takes no argument and cannot fail.
-            thread: unsafe { libc::gettid() }.unsigned_abs(),
+            pid: crate::own_pid(),
+            thread: crate::own_thread(),
             operation: operation.map_or(0, |operation| operation as u8),
             class: class as u8,
             gpu: gpu.and_then(|gpu| u8::try_from(gpu).ok()).unwrap_or(NO_GPU),
