@@ -410,7 +410,7 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, OOM_SCOPE], "1024",
         "Processes of a tenant that the kernel killed for memory, GPU users or not, by what ran out. Goes on over restarts \
          of the tenant. A SIGKILL by somebody else is not in here.";
-    TenantLabel: Info Development Unit::STATE, "cotenant.tenant.label", "cotenant_tenant_label_info",
+    TenantLabel: Info Development Unit::STATE, "cotenant.tenant.label.info", "cotenant_tenant_label_info",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, LABEL_SOURCE, LABEL_KEY, LABEL_VALUE], "T x 32",
         "Labels and annotations of a tenant's pod that kubernetes.labels and kubernetes.annotations ask for, as the API \
          server last told them. What their owner wrote: no proof of who it is.";
