@@ -15,6 +15,7 @@ NVML = "NVML gives an error, runs into its deadline, or lacks a reading"
 OTLP = "agents send to an OTLP receiver, which is away for a while"
 RISK = "a GPU fills up, on a node that has been watched for longer than the demo lasts"
 GRANTS = "a node of Kubernetes, where a pod takes more than it asked for"
+LABELS = "the watch at the API server is on, and the server fails at times"
 FOLDED = "more tenants, pairs or events than an agent has room for"
 SITUATIONS = {
     "CotenantAgentDegraded (warning)": "a feature is degraded or broken",
@@ -35,6 +36,7 @@ SITUATIONS = {
     "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
     "Cotenant / Fleet: Age of what is known (A)": GRANTS,
     "Cotenant / Fleet: Age of what is known (B)": GRANTS,
+    "Cotenant / Fleet: Age of what is known (C)": LABELS,
     "Cotenant / Fleet: Dropped, and attempts that failed (A)": OTLP,
     "Cotenant / Fleet: Dropped, and attempts that failed (B)": OTLP,
     "Cotenant / Fleet: Sent and acknowledged (A)": OTLP,
@@ -57,6 +59,7 @@ SITUATIONS = {
     "Cotenant / Fleet: NVML readings missing (A)": NVML,
     "Cotenant / Fleet: Questions that failed (A)": GRANTS,
     "Cotenant / Fleet: Questions that failed (B)": GRANTS,
+    "Cotenant / Fleet: Questions that failed (C)": LABELS,
     "Cotenant / Fleet: Risk within a minute, the ten GPUs with most (A)": RISK,
     "Cotenant / Fleet: Uncorrected memory errors (A)": "memory of the GPU is damaged",
     "Cotenant / Fleet: Xid faults (A)": XID,
@@ -76,6 +79,7 @@ SITUATIONS = {
     "Cotenant / Tenant: Kills for memory (A)": KILL,
     "Cotenant / Tenant: Shares granted (A)": GRANTS,
     "Cotenant / Tenant: Shares granted (B)": GRANTS,
+    "gpu:cotenant_reclaim_risk_ratio:60s (recorded)": RISK,
 }
 
 # What the demo has by luck: NVML is read while the batch job's 30 GiB come or go, and differs for one poll; or the demo takes long
@@ -147,6 +151,8 @@ def hour(start, end):
     for outcome in ("exhausted", "spared"):
         yield "cotenant_gpu_reclaim_risk_forecasts_total", {**gpu, "horizon": "60s", "forecast": "0.8-0.9", "outcome": outcome}, since(1)
     yield "cotenant_agent_kubelet_unread_device_ids", {}, always(0)
+    yield "cotenant_agent_apiserver_age_seconds", {}, always(5)
+    yield "cotenant_agent_apiserver_errors_total", {}, since(0.1)
     for source in ("podresources", "runtime"):
         yield f"cotenant_agent_kubelet_{source}_age_seconds", {}, always(5)
         yield f"cotenant_agent_kubelet_{source}_errors_total", {}, since(0.1)

@@ -161,7 +161,7 @@ impl Events {
             log,
             log_lost: 0,
             witnesses: Witnesses::new(host.clone(), registry),
-            asks: Asks::default(),
+            asks: Asks::new(host.clone()),
             history: History::default(),
             roll: Roll::default(),
             unnamed: Vec::new(),

@@ -16,6 +16,7 @@ mod kernel_log;
 mod kubelet;
 mod library;
 mod mappings;
+mod memory;
 mod memory_events;
 mod names;
 mod process;
@@ -40,6 +41,7 @@ pub use kernel_log::{Followed, KernelLog, KernelLogError, Notice, Record, Start}
 pub use kubelet::{Kubelet, KubeletConfig, Listing, Source};
 pub use library::{Library, LibraryError, is_libcuda};
 pub use mappings::{Mapping, Mappings};
+pub use memory::{HostMemory, MemoryLimit};
 pub use memory_events::MemoryEvents;
 pub use names::{HostNames, Named, Names, PodName};
 pub use process::{Namespace, SelfCost};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::{Host, HostError, read};
 
 /// Where the memory controller may be: cgroup v1, v2, and v2 beside v1 controllers. A controller is in one hierarchy only.
-const VERSION_1: &str = "sys/fs/cgroup/memory";
+pub(crate) const VERSION_1: &str = "sys/fs/cgroup/memory";
 const VERSION_2: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
 /// Ten lines at most.
 const LIMIT: u64 = 4096;
@@ -62,7 +62,7 @@ impl Host {
     }
 
     /// The directory of the hierarchy that has the memory controller, and the file with the counts.
-    fn memory_hierarchy(&self) -> Option<(PathBuf, &'static str)> {
+    pub(crate) fn memory_hierarchy(&self) -> Option<(PathBuf, &'static str)> {
         let version_1 = self.path(VERSION_1);
         if version_1.join("memory.oom_control").exists() {
             return Some((version_1, "memory.oom_control"));

@@ -8,11 +8,12 @@ mod overheads;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cotenant_host::{Host, HostMemory};
 use cotenant_model::{
     CudaError, DeviceSample, GpuId, MemoryKind, Operation, ProcessId, Tenant, TenantKind,
     report::{FailedCall, RetriedCall},
     sample::{GpuRef, KernelSample, LedgerRow},
-    verdict::{Arena, Ask, Failures, Fold, Success},
+    verdict::{Arena, Ask, Failures, Fold, Limit, LimitScope, LimitSource, Success},
 };
 
 use super::{Clock, Tick, history::History, roll::Roll};
@@ -48,6 +49,7 @@ impl Word {
 }
 
 pub(super) struct Asks {
+    host: Host,
     pub(super) records: Failures,
     overheads: Overheads,
     accounts: BTreeMap<Key, Account>,
@@ -55,9 +57,10 @@ pub(super) struct Asks {
     early: Vec<Word>,
 }
 
-impl Default for Asks {
-    fn default() -> Self {
+impl Asks {
+    pub(super) fn new(host: Host) -> Self {
         Self {
+            host,
             records: Failures::new(Fold::default()),
             overheads: Overheads::default(),
             accounts: BTreeMap::new(),
@@ -155,7 +158,10 @@ impl Asks {
         ask.requested = call.requested;
         ask.process = Some(call.process);
         // Pinned host memory is the host's: what is known of the GPU says nothing about it.
-        let Some(gpu) = gpu.filter(|_| Arena::of(call.operation) != Some(Arena::Host)) else { return ask };
+        if Arena::of(call.operation) == Some(Arena::Host) {
+            return self.ask_host(ask, call, tick);
+        }
+        let Some(gpu) = gpu else { return ask };
         let census = Census::of(call, &gpu, tick.kernel);
         let ended = |id: ProcessId| {
             let process = tick.kernel.processes.iter().find(|process| process.id == id);
@@ -210,6 +216,31 @@ impl Asks {
         let limits: Vec<_> = tick.limits.of(call.process, &gpu).collect();
         ask.gpu = Some(gpu);
         ask.under(limits)
+    }
+
+    /// As it is now, up to a tick after the failure.
+    fn ask_host(&self, mut ask: Ask, call: &FailedCall, tick: &Tick<'_>) -> Ask {
+        if let Ok(HostMemory { total, available }) = self.host.memory() {
+            (ask.capacity, ask.free) = (Some(total), Some(available));
+        }
+        let mut pinned: BTreeMap<Tenant, u64> = BTreeMap::new();
+        for process in tick.kernel.processes.iter().filter(|process| process.ended.is_none()) {
+            let bytes: u64 = process.ledger.iter().filter(|row| row.kind.is_host()).map(|row| row.live).sum();
+            let Some(tenant) = tick.tenants.get(&process.id).filter(|_| bytes > 0) else { continue };
+            *pinned.entry(tenant.clone()).or_default() += bytes;
+        }
+        ask.own_live = Some(pinned.remove(&ask.tenant).unwrap_or(0));
+        let mut holders: Vec<_> = pinned.into_iter().collect();
+        holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        ask.holders = Some(holders);
+        let cgroup = self.host.memory_cgroup(call.tgid).ok().flatten();
+        let limit = cgroup.and_then(|cgroup| self.host.memory_limit(&cgroup)).map(|limit| Limit {
+            bytes: limit.bytes,
+            source: LimitSource::Cgroup,
+            scope: LimitScope::Tenant,
+            used: Some(limit.used),
+        });
+        ask.under(limit)
     }
 
     pub(super) fn retried(call: &RetriedCall, gpu: Option<GpuId>, roll: &Roll, clock: Clock) -> Option<Word> {

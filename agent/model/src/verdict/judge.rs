@@ -101,6 +101,11 @@ fn weigh(ask: &Ask, arena: Arena, because: &mut Vec<Because>) -> Decision {
             because.push(Because::Missing { what: MissingFact::Requested });
             return (VerdictKind::Unknown, Certainty::Low);
         }
+        if arena == Arena::Host {
+            // Pages of the host need not lie together: something else refused.
+            because.push(Because::RoomWasFree { requested: needed, free, age_seconds: ask.free_age_seconds });
+            return (VerdictKind::Unknown, Certainty::Low);
+        }
         return room_was_free(ask, needed, free, because);
     }
     let missing = paged - free;

@@ -30,7 +30,7 @@ impl Node {
         roll.advance(&tenants, clock(0));
         let classes = crate::config::Config::default().waits.classes().expect("the built-in classes");
         Self {
-            asks: Asks::default(),
+            asks: Asks::new(Host::at("/nowhere")),
             roll,
             stacks: Stacks::new(Host::at("/nowhere"), classes),
             limits: Limits::new(Host::at("/nowhere")),
