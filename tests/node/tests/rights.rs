@@ -206,8 +206,8 @@ fn c72_under_the_pages_set_everything_works_as_root_and_as_another_user() -> Res
         run.go()?;
         run.assert_exact()?;
         for (feature, (state, reason)) in run.features()? {
-            let off =
-                ["otlp", "alertmanager_push", "grants"].contains(&feature.as_str()) && state == "disabled";
+            let off = ["otlp", "alertmanager_push", "grants", "api_watch"].contains(&feature.as_str())
+                && state == "disabled";
             // Of the driver's module, of kernels that have the controller, and of Kubernetes: not here.
             let absent =
                 ["xid_tracepoint", "dmem", "grants"].contains(&feature.as_str()) && state == "unsupported";
