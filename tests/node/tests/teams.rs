@@ -127,8 +127,13 @@ fn c05_c82_a_label_makes_a_team_and_an_outage_changes_no_label_set() -> Result<(
         .agent
         .until(|scrape| watch_is(scrape, "degraded") && scrape.get(AGE, &[]) > Some(0.5))?;
     ensure!(label_sets(&scrape, "trainer") == before, "{:?}", label_sets(&scrape, "trainer"));
+    // First the watch that broke is told, then that there is nobody.
+    cluster
+        .world
+        .agent
+        .until(|_| feature(&cluster).is_ok_and(|(reason, _)| reason.contains("cannot be reached")))?;
     let (reason, remedy) = feature(&cluster)?;
-    ensure!(reason.contains("cannot be reached") && reason.contains("keep their tenants"), "{reason}");
+    ensure!(reason.contains("keep their tenants"), "{reason}");
     ensure!(remedy.contains("NetworkPolicy"), "{remedy}");
     let late = cluster.pod("team-a", "late", &Notes::default())?;
     let _late = late.hold(&cluster, 0, 64)?;
