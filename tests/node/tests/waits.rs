@@ -338,18 +338,19 @@ fn threads_of_one_process_are_nobody_elses_fault() -> Result<()> {
 fn c103_a_culprit_that_dies_while_it_holds_is_still_named() -> Result<()> {
     let mut stage = Stage::open(1, 0)?;
     let victim = stage.busy("victim", "0", "", "for 1500 {\nalloc a 2MiB\nfree a\n}")?;
-    let dying = stage.busy(
-        "dying",
-        "0",
-        "",
-        "background {\nsleep 700\ndie\n}\nhang cuMemAlloc 60000\nalloc b 2MiB",
-    )?;
+    // The other thread takes its context before the lock is held.
+    let script = "background {\nsleep 900\ndie\n}\nsleep 300\nhang cuMemAlloc 60000\nalloc b 2MiB";
+    let dying = stage.busy("dying", "0", "", script)?;
     let before = stage.moment()?;
+    let begun = Instant::now();
     stage.go(&dying)?;
-    sleep(Duration::from_millis(300));
+    sleep(Duration::from_millis(500));
     stage.go(&victim)?;
     stage.done(&victim)?;
-    stage.since(&before)?.hold_to(&[&victim], &[]);
+    assert!(begun.elapsed() < Duration::from_secs(20) * slowness(), "it did not die while it held the lock");
+    let act = stage.since(&before)?;
+    act.hold_to(&[&victim], &[]);
+    assert!(act.blame(&victim, &dying, "rm_api_lock") > ENOUGH, "{}", act.table());
     Ok(())
 }
 
