@@ -175,8 +175,7 @@ class Deb(unittest.TestCase):
     def sees_a_tenant(self, agent, place):
         with node.tenant(place, "system.slice/packaged.service", f"init\nuuid 0\nretain 0\nprint loaded\nwait\nalloc a {MEMORY}\nprint held\nwait\n") as one:
             self.assertEqual(one.stdout.readline(), "loaded\n")
-            until(lambda: agent.value("cotenant_agent_library_attached") or True, "libraries")
-            until(lambda: "libcuda" in agent.ask("/status"), "the tenant's libcuda")
+            until(lambda: agent.value("cotenant_agent_probe_libraries", state="attached"), "the tenant's libcuda")
             one.stdin.write("\n")
             one.stdin.flush()
             self.assertEqual(one.stdout.readline(), "held\n")
