@@ -37,7 +37,9 @@ WatchdogSec=6s
 RestartSec=1s
 """
 # The container has PIDs and devices of its own; nothing of the unit is to blame for these.
-CONTAINER_S_OWN = {"host_pid_namespace", "kernel_log"}
+CONTAINER_S_OWN = {"host_pid_namespace", "cgroup_namespace", "probe_cost", "kernel_log"}
+# This host has neither NVIDIA's module nor, before Linux 6.14, the dmem controller, and no kubelet.
+CONTAINER_S_OWN |= {"xid_tracepoint", "dmem", "grants"}
 
 
 def descendants(pid):
