@@ -1,7 +1,7 @@
 //! Owns how much memory the host has, how much of it can be had, and the limit of a memory cgroup that leaves least room.
 //! Refuses GPUs, and processes: a cgroup is a path.
 
-use crate::{Host, HostError, memory_events::VERSION_1, read};
+use crate::{Host, HostError, read};
 
 const MEMINFO: &str = "proc/meminfo";
 const MEMINFO_LIMIT: u64 = 64 << 10;
@@ -46,7 +46,7 @@ impl Host {
     /// Of a memory cgroup and those above it. `None`: none of them has a limit that can be read.
     pub fn memory_limit(&self, cgroup: &str) -> Option<MemoryLimit> {
         let (hierarchy, file) = self.memory_hierarchy()?;
-        let names = if hierarchy == self.path(VERSION_1) && file == "memory.oom_control" {
+        let names = if file == "memory.oom_control" {
             ["memory.limit_in_bytes", "memory.usage_in_bytes"]
         } else {
             ["memory.max", "memory.current"]
@@ -72,6 +72,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::memory_events::VERSION_1;
 
     fn host(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
         let root = tempfile::tempdir().unwrap();

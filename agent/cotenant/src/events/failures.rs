@@ -82,12 +82,11 @@ impl Census {
     /// As it was when the call failed. The kernel knows a GPU by what each process said of it before; where that is not
     /// the same word for all, it misses some, and the ledger as it is now is the next best.
     fn of(call: &FailedCall, gpu: &GpuId, kernel: &KernelSample) -> Self {
-        let FailedCall { holders, total, own, .. } = call;
-        let mut census = Self { holders: holders.clone(), total: *total, own: *own, at_failure: true };
         if call.total > 0 && call.complete {
-            return census;
+            let FailedCall { holders, total, own, .. } = call;
+            return Self { holders: holders.clone(), total: *total, own: *own, at_failure: true };
         }
-        census = Self { holders: Vec::new(), total: 0, own: 0, at_failure: true };
+        let mut census = Self { holders: Vec::new(), total: 0, own: 0, at_failure: true };
         for process in kernel.processes.iter().filter(|process| process.ended.is_none()) {
             let here = |row: &&LedgerRow| {
                 row.kind.is_device() && row.live > 0 && row.gpu == GpuRef::Known(gpu.clone())
