@@ -117,6 +117,59 @@ TIDY = Story("notebook-that-clears", NOTHING, [
     cast("tagger.service", "service", base=0.02, ask=0.02),
 ])
 
+# Longer ones, later: growth of one and a half minutes and more, so that half a minute ahead there is something to see.
+LONG_SEQUENCES = Story("longer-sequences", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.15, since=34, wall=140, stage=5.0),
+    cast("embedder.service", "steady", base=0.25),
+    cast("thumbnails.service", "service", base=0.02, ask=0.01),
+])
+LONG_STAIRCASE = Story("staircase-of-small-steps", BUILT_UP, [
+    cast("scraper.service", "leak", drives=True, base=0.08, since=34, wall=136, step=0.018, every=4.2),
+    cast("pretrain.service", "accumulate", base=0.2, micro=0.08, checkpoint=0.04, period=31),
+])
+LONG_OVERLOAD = Story("kv-cache-overload-slowly", BUILT_UP, [
+    cast("llm.service", "serve", drives=True, base=0.2, low=0.03, swing=0.07, period=19, since=34, wall=138, tidies=False),
+    cast("whisper.service", "steady", base=0.28),
+    cast("gateway.service", "service", base=0.01, ask=0.01, every=1.3),
+])
+LONG_SEVERAL = Story("several-at-once-slowly", BUILT_UP, [
+    cast("indexer.service", "leak", drives=True, base=0.06, since=34, wall=140, share=0.5, step=0.004),
+    cast("vllm.service", "serve", drives=True, base=0.12, low=0.02, swing=0.04, period=15, since=38, wall=140, share=0.4),
+    cast("trainer.service", "lengthen", drives=True, base=0.08, since=36, wall=140, share=0.3),
+    cast("ranker.service", "service", base=0.02, ask=0.012, every=0.9),
+])
+LONG_NOTEBOOK = Story("notebook-in-small-cells", BUILT_UP, [
+    cast("jupyter.service", "notebook", drives=True, base=0.04, smallest=0.006, largest=0.025, pause=(1.2, 3.0), since=30),
+    cast("speech.service", "steady", base=0.32),
+    cast("vision.service", "service", base=0.02, ask=0.015),
+])
+LONG_LEAKERS = Story("leakers-beside-evaluations", BUILT_UP, [
+    cast("ingest.service", "leak", drives=True, base=0.05, since=34, wall=140, share=0.65),
+    cast("scraper.service", "leak", drives=True, base=0.03, since=44, wall=144, share=0.6, step=0.007),
+    cast("classifier.service", "evaluate", base=0.25, micro=0.06, evaluation=0.08, period=27, lasts=7),
+])
+LONG_LEAK = Story("leak-of-three-minutes", BUILT_UP, [
+    cast("cachewarmer.service", "leak", drives=True, base=0.06, since=36, wall=220, step=0.0015),
+    cast("finetune.service", "accumulate", base=0.22, micro=0.08, checkpoint=0.03, period=40),
+    cast("tagger.service", "service", base=0.02, ask=0.01),
+])
+LONG_SWINGS = Story("two-caches-that-fit", NOTHING, [
+    cast("chat.service", "serve", base=0.25, low=0.04, swing=0.22, period=34),
+    cast("llm.service", "serve", base=0.15, low=0.03, swing=0.1, period=21, tidies=False),
+    cast("search.service", "steady", base=0.12),
+])
+TWICE = Story("trainer-that-fails-twice", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.2, since=32, wall=122,
+         again={"since": 140, "wall": 232}),
+    cast("embedder.service", "steady", base=0.3),
+    cast("gateway.service", "service", base=0.01, ask=0.01, every=1.1),
+])
+LONG_LEVELLING = Story("ramp-and-notebook-that-fit", NOTHING, [
+    cast("warehouse.service", "levels", base=0.08, since=36, wall=190, share=0.6),
+    cast("jupyter.service", "notebook", base=0.03, smallest=0.006, largest=0.03, pause=(1.5, 4.0), most=0.16, clears=0.12),
+    cast("recommender.service", "steady", base=0.3),
+])
+
 # Two GPUs play side by side: one that fills up beside one that, mostly, does not.
 TAKES = [
     Take("1-sequences", 124, [LENGTHENING, ACCUMULATION]),
@@ -127,6 +180,11 @@ TAKES = [
     Take("6-several", 116, [SEVERAL, BURST]),
     Take("7-leakers", 126, [LEAKERS, RESTART]),
     Take("8-slow", 130, [SLOW, TIDY]),
+    Take("9-steps", 160, [LONG_SEQUENCES, LONG_STAIRCASE]),
+    Take("10-crowd", 160, [LONG_OVERLOAD, LONG_SEVERAL]),
+    Take("11-cells", 160, [LONG_NOTEBOOK, LONG_LEAKERS]),
+    Take("12-creep", 250, [LONG_LEAK, LONG_SWINGS]),
+    Take("13-twice", 250, [TWICE, LONG_LEVELLING]),
 ]
 
 
