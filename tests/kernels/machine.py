@@ -22,6 +22,8 @@ MACHINES = {
     "amd64": ["qemu-system-x86_64", "-machine", "q35", "-cpu", "max"],
     "arm64": ["qemu-system-aarch64", "-machine", "virt", "-cpu", "max,pauth-impdef=on"],
 }
+# Of settings that a plan changes: what the plain rows are run with.
+PLAIN = {"kernel/perf_event_paranoid": "2"}
 CONSOLE = {"amd64": "ttyS0", "arm64": "ttyAMA0"}
 # util-linux's, which busybox lacks and a test of kills asks for.
 CHOOM = '#!/bin/sh\n# choom -n SCORE -- PROGRAM\necho "$2" > /proc/self/oom_score_adj\nshift 3\nexec "$@"\n'
@@ -34,11 +36,26 @@ class Check:
     code: int
     seconds: float
     said: list = dataclasses.field(default_factory=list)
-    hidden: str = ""
+    under: str = ""
 
     @property
     def ok(self):
         return self.code == 0
+
+
+@dataclasses.dataclass
+class Doctor:
+    """What `cotenant doctor --output json` said."""
+
+    who: str
+    code: int
+    under: str
+    page: dict
+
+    @property
+    def checks(self):
+        """name -> (state, what was seen, remedy)"""
+        return {check["name"]: (check["state"], check["seen"], check["remedy"]) for check in self.page.get("checks", [])}
 
 
 @dataclasses.dataclass
@@ -47,11 +64,11 @@ class Report:
     machine: str = ""
     booted: float = 0.0
     module: str = "none"
-    # Feature states of the agent alone, by what was hidden from it: name -> (state, reason).
+    # Feature states of the agent alone, by what it was under, in words: name -> (state, reason).
     features: dict = dataclasses.field(default_factory=dict)
     agent: list = dataclasses.field(default_factory=list)
     agent_log: list = dataclasses.field(default_factory=list)
-    doctor: list = dataclasses.field(default_factory=list)
+    doctors: list = dataclasses.field(default_factory=list)
     checks: list = dataclasses.field(default_factory=list)
     done: bool = False
     wall: float = 0.0
@@ -59,7 +76,7 @@ class Report:
 
 def read(lines):
     """Pure: a console's lines to a report."""
-    report, hidden, last = Report(), "", None
+    report, under, last = Report(), "", None
     for line in lines:
         line = line.rstrip("\r\n")
         word, _, rest = line.partition(" ")
@@ -69,21 +86,28 @@ def read(lines):
         elif word == "@module":
             report.module, last = rest, report.agent_log
         elif word == "@hidden":
-            hidden = rest
+            under = f"without {rest}"
         elif word == "@bare":
-            hidden = ""
+            under = ""
+        elif word == "@locked":
+            under = f"under lockdown={rest}"
+        elif word == "@set":
+            # A level that is not the plain one is what the next lines are under.
+            name, level = rest.split()
+            under = f"under {name.replace('/', '.')}={level}" if level != PLAIN.get(name, level) else ""
         elif word == "@status":
             rows = json.loads(rest)["features"]
-            report.features[hidden] = {row["name"]: (row["state"], row["reason"]) for row in rows}
+            report.features[under] = {row["name"]: (row["state"], row["reason"]) for row in rows}
         elif word == "@agent":
             report.agent.append(rest)
             last = report.agent_log
         elif word == "@doctor":
-            report.doctor = [f"exit status {rest}"]
-            last = report.doctor
+            who, code, said = rest.split(" ", 2)
+            report.doctors.append(Doctor(who, int(code), under, page(said)))
+            last = report.agent_log
         elif word == "@check":
             binary, name, code, begun, ended = rest.split()
-            check = Check(binary, name, int(code), float(ended) - float(begun), hidden=hidden)
+            check = Check(binary, name, int(code), float(ended) - float(begun), under=under)
             report.checks.append(check)
             last = check.said
         elif word in ("@said", "@out", "@log") and last is not None:
@@ -91,6 +115,14 @@ def read(lines):
         elif word == "@done":
             report.done = True
     return report
+
+
+def page(text):
+    """JSON, or an empty page: the console may have lost the end of a line."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
 
 
 def libraries(program):

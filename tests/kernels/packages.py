@@ -2,6 +2,8 @@
 Refuses to install anything: packages are unpacked below target/kernels and stay there."""
 
 import dataclasses
+import functools
+import os
 import pathlib
 import re
 import subprocess
@@ -9,18 +11,32 @@ import subprocess
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = ROOT / "target" / "kernels"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-ARCHIVE = "http://deb.debian.org/debian"
-SECURITY = "http://deb.debian.org/debian-security"
+# Debian's archives by the label in their Release file, and the variable that names one where this machine's apt has none.
+ARCHIVE = ("Debian", "KERNELS_ARCHIVE")
+SECURITY = ("Debian-Security", "KERNELS_SECURITY")
 
 
 class Gone(Exception):
     """A suite, or what was looked for in it, is not there any more. Its text says which."""
 
 
+@functools.cache
+def address(archive):
+    """Where this machine's own apt reads an archive, or what the variable says."""
+    label, variable = archive
+    if variable in os.environ:
+        return os.environ[variable].rstrip("/")
+    asked = ["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)", "Origin: Debian", f"Label: {label}"]
+    answer = subprocess.run(asked, text=True, capture_output=True, check=False)
+    for line in answer.stdout.splitlines():
+        return line.removeprefix(f"{label} ").rstrip("/")
+    raise Gone(f"apt reads no archive of Debian's that is labelled {label} here (apt-get update?): set {variable}=URL")
+
+
 @dataclasses.dataclass(frozen=True)
 class Suite:
     name: str
-    mirror: str = ARCHIVE
+    archive: tuple = ARCHIVE
     architecture: str = "amd64"
 
     @property
@@ -44,9 +60,9 @@ class Suite:
         )
 
     def update(self):
+        source = f"deb [signed-by={KEYRING}] {address(self.archive)} {self.name} main\n"
         (self.place / "lists" / "partial").mkdir(parents=True, exist_ok=True)
         (self.place / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
-        source = f"deb [signed-by={KEYRING}] {self.mirror} {self.name} main\n"
         (self.place / "sources.list").write_text(source)
         answer = self.apt("apt-get", "-qq", "update", "--error-on=any")
         if answer.returncode != 0:
