@@ -78,6 +78,9 @@ def collector(place, store):
     for shown, own in (("127.0.0.1:4317", grpc), ("127.0.0.1:4318", http), ("127.0.0.1:8428", store.address)):
         assert shown in text
         text = text.replace(shown, own)
+    # All of it is looked at here.
+    assert "verbosity: basic" in text
+    text = text.replace("verbosity: basic", "verbosity: detailed")
     (place / "collector.yml").write_text(text + "  telemetry:\n    metrics:\n      level: none\n", encoding="utf-8")
     log = place / "collector.log"
     with node.running([fetch.COLLECTOR, f"--config={place / 'collector.yml'}"], log):
@@ -117,8 +120,7 @@ class Receivers(unittest.TestCase):
         grpc = self.enterContext(collector(place, store))
         self.played(place, store, f'endpoint = "http://{grpc}"\nprotocol = "grpc"\n')
         said = (place / "collector.log").read_text(encoding="utf-8")
-        for signal in ("Traces", "Logs"):
-            self.assertRegex(said, rf"{signal}\t", f"the Collector got no {signal}")
+        self.told(said)
         self.assertNotRegex(said, r"\terror\t", said[-3000:])
 
     def played(self, place, store, otlp):
@@ -130,8 +132,38 @@ class Receivers(unittest.TestCase):
             end = time.time() - 3
         self.assertEqual(demo.returncode, 0, (place / "demo.log").read_text(encoding="utf-8")[-2000:])
         time.sleep(4)
+        self.acknowledged(place, ("metrics", "traces", "logs") if "traces" not in otlp else ("metrics",))
         self.scraped(place, store, start, end)
         self.expressions(store, start, end)
+
+    def acknowledged(self, place, signals):
+        """By the agent's account the receiver took everything: an answer that it cannot read would be a refusal there."""
+        there = page((place / "target/demo/metrics.prom").read_text(encoding="utf-8"))
+        exported = {dict(labels)["signal"]: value for (name, labels), value in there.items() if name == "cotenant_agent_otlp_exported_total"}
+        self.assertEqual({signal for signal, value in exported.items() if value > 0}, set(signals))
+        lost = {one: value for one, value in there.items() if re.match("cotenant_agent_otlp_(dropped|failures)", one[0]) and value}
+        self.assertEqual({one: value for one, value in lost.items() if ("reason", "sampled_out") not in one[1]}, {})
+        print(f"acknowledged: {exported}", flush=True)
+
+    def told(self, said):
+        """Incidents and calls as the Collector read them, in its own words."""
+        spans = re.split(r"\nSpan #\d+\n", said)
+        named = lambda pattern: [one for one in spans if re.search(rf"^    Name +: {pattern}$", one, re.M)]  # noqa: E731
+        times = lambda one: re.findall(r"(?:Start|End) time +: (.+)", one)  # noqa: E731
+        calls = named("cuMem.+")
+        self.assertTrue(calls)
+        for key in ("cotenant.call.blocked_seconds", "cotenant.call.runnable_seconds", "cotenant.sampled_out", "cotenant.tenant"):
+            self.assertIn(f"-> {key}: ", calls[0])
+        self.assertLess(*times(calls[0])[:2])
+        incidents = named("incident noisy_neighbour.*")
+        self.assertTrue(incidents)
+        for key in ("cotenant.incident.victims", "cotenant.incident.culprits", "cotenant.incident.summary"):
+            self.assertIn(f"-> {key}: ", incidents[0])
+        records = re.split(r"\nLogRecord #\d+\n", said)[1:]
+        severities = {re.search(r"EventName: (\S+)", one)[1]: re.search(r"SeverityText: (\w+)", one)[1] for one in records}
+        self.assertEqual(severities.get("cotenant.allocation_failure"), "ERROR", severities)
+        self.assertIn("cotenant.incident.opened", severities)
+        print(f"{len(calls)} calls, {len(incidents)} times a noisy neighbour; records: {severities}", flush=True)
 
     def scraped(self, place, store, start, end):
         """The last scrape and what arrived: the same series, and counters that are at rest the same to the last byte."""
