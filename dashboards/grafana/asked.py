@@ -6,7 +6,7 @@ Refuses zeros for what is unknown: no query ends in `or vector(0)`.
 import re
 
 import panels as shapes
-from panels import column, link, variable
+from panels import column, link, query, variable
 
 IN_CLUSTER = 'cluster=~"$cluster"'
 ON_NODES = f'{IN_CLUSTER},instance=~"$node"'
@@ -64,16 +64,31 @@ def grown(by, series):
     A series that comes with its first event, at 1, has no increase: its first value is added. Not so where the agent
     itself was not yet scraped at the beginning, as its counters may be days old.
     """
-    more = f"increase({series}[$__range])"
-    first = f"""(
-        min_over_time({series}[$__range]) unless {series} offset $__range
-          and on (cluster, job, instance) cotenant_agent_build_info offset $__range
-    )"""
-    return f"sum by ({by}) ({more} + {first} or {more} or {first}) > 0"
+    first = f"""min_over_time({series}[$__range]) unless {series} offset $__range
+        and on (cluster, job, instance) cotenant_agent_build_info offset $__range"""
+    # Under a label of its own, so that a series that grew after its first value counts both.
+    return f'sum by ({by}) (increase({series}[$__range]) > 0 or label_replace({first}, "value", "first", "", "")) > 0'
 
 
 def rate(by, series):
     return f"sum by ({by}) (rate({series}[$__rate_interval]))"
+
+
+def quantile(share, by, buckets):
+    return f"histogram_quantile({share}, {rate(f'{by}, le', buckets)})"
+
+
+def each(by, series, of="sum"):
+    """A line for each, called by its labels."""
+    return query(f"{of} by ({by}) ({series})", called(by))
+
+
+def each_rate(by, series):
+    return query(rate(by, series), called(by))
+
+
+def called(by):
+    return " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
 
 
 def table(title, description, unit, *queries, figures=(), titles=None, hide=(), overrides=(), matrix=None, **rest):

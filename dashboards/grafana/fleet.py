@@ -3,7 +3,7 @@
 Refuses queries whose cost or whose answer grows with nodes: rules have counted what is many (README, "What a fleet costs").
 """
 
-from asked import ACT, CALM, CLUSTER, GPU, grown, IN_CLUSTER, NODE, ON_NODES, rate, table, TO_INCIDENT, TO_TENANT_SERIES, WATCH
+from asked import ACT, CALM, CLUSTER, each_rate, grown, IN_CLUSTER, NODE, ON_NODES, rate, table, TO_INCIDENT, TO_TENANT_SERIES, WATCH
 from panels import board, column, figure, graph, matching, query, row, words
 
 
@@ -342,7 +342,7 @@ def fleet():
             "Sent and acknowledged",
             "Data points, spans and log records that the receiver acknowledged, a second. No data where no agent sends.",
             "cps",
-            query(rate("signal", f"cotenant_agent_otlp_exported_total{{{ON_NODES}}}"), "{{signal}}"),
+            each_rate("signal", f"cotenant_agent_otlp_exported_total{{{ON_NODES}}}"),
             width=8,
         ),
         graph(

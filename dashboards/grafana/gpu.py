@@ -3,7 +3,7 @@
 Refuses to speak of other nodes.
 """
 
-from asked import ACT, CALM, CLUSTER, GPU, grown, ON_GPU, ON_NODE, ONE_NODE, rate, table, TO_TENANT_SERIES, WATCH
+from asked import ACT, CALM, CLUSTER, each, each_rate, GPU, grown, ON_GPU, ON_NODE, ONE_NODE, quantile, rate, table, TO_TENANT_SERIES, WATCH
 from panels import board, column, figure, graph, matching, query, row, states
 
 
@@ -59,7 +59,7 @@ def gpu():
             "Who drives it",
             "Each tenant's part in what is expected to fill the GPU within a minute. It says who, not whether.",
             "percentunit",
-            query(f"sum by (tenant) (cotenant_gpu_reclaim_risk_share_ratio{{{ON_GPU}}})", "{{tenant}}"),
+            each("tenant", f"cotenant_gpu_reclaim_risk_share_ratio{{{ON_GPU}}}"),
             stack=True,
             low=0,
             links=[TO_TENANT_SERIES],
@@ -76,7 +76,7 @@ def gpu():
             "Room",
             "Free for the next allocation, and beside it what pools could give back and managed memory that could be evicted, which no forecast counts on.",
             "bytes",
-            query(f"sum by (part) (cotenant_gpu_memory_headroom_bytes{{{ON_GPU}}})", "{{part}}"),
+            each("part", f"cotenant_gpu_memory_headroom_bytes{{{ON_GPU}}}"),
             low=0,
             width=8,
         ),
@@ -108,7 +108,7 @@ def gpu():
             "Memory by tenant",
             "Stacked up to what is used, by NVML; the line is the limit. Unattributed is what no listed process accounts for: managed pages, or processes that NVML hides.",
             "bytes",
-            query(f"sum by (tenant) (cotenant_gpu_memory_process_bytes{{{ON_GPU}}})", "{{tenant}}"),
+            each("tenant", f"cotenant_gpu_memory_process_bytes{{{ON_GPU}}}"),
             query(f"cotenant_gpu_memory_reserved_bytes{{{ON_GPU}}}", "(reserved)"),
             query(f"cotenant_gpu_memory_unattributed_bytes{{{ON_GPU}}}", "(unattributed)"),
             query(f"hw_gpu_memory_limit_bytes{{{ON_GPU}}}", "(limit)"),
@@ -126,7 +126,7 @@ def gpu():
             "Memory by tenant and kind, by the probes",
             "What driver calls hold now. Without contexts and modules; managed is virtual, imported belongs to the exporter, and neither is stacked into what is used.",
             "bytes",
-            query(f"sum by (tenant, memory_kind) (cotenant_gpu_memory_live_bytes{{{ON_GPU}}})", "{{tenant}} {{memory_kind}}"),
+            each("tenant, memory_kind", f"cotenant_gpu_memory_live_bytes{{{ON_GPU}}}"),
             stack=True,
             low=0,
             overrides=[matching("/ (managed|imported)$/", custom__stacking={"mode": "none", "group": "A"}, custom__fillOpacity=0, custom__lineStyle={"fill": "dash", "dash": [4, 6]})],
@@ -137,7 +137,7 @@ def gpu():
             "Churn",
             "Bytes a second in the driver: allocated above, freed below. Counted at each call, so what comes and goes between two scrapes shows too.",
             "Bps",
-            query(rate("tenant", f"cotenant_gpu_memory_allocated_bytes_total{{{ON_GPU}}}"), "{{tenant}}"),
+            each_rate("tenant", f"cotenant_gpu_memory_allocated_bytes_total{{{ON_GPU}}}"),
             query(rate("tenant", f"cotenant_gpu_memory_freed_bytes_total{{{ON_GPU}}}"), "{{tenant}} freed"),
             overrides=[matching("/ freed$/", custom__transform="negative-Y")],
             links=[TO_TENANT_SERIES],
@@ -159,13 +159,13 @@ def gpu():
             "NVML minus the ledger",
             "Parts that add up to the difference: context is contexts, modules and rounding; baseline was held before the probes came; drift has no explanation.",
             "bytes",
-            query(f"sum by (tenant, part) (cotenant_gpu_memory_residual_bytes{{{ON_GPU}}})", "{{tenant}} {{part}}"),
+            each("tenant, part", f"cotenant_gpu_memory_residual_bytes{{{ON_GPU}}}"),
         ),
         graph(
             "Room below limits",
             "What a tenant, or each of its processes, may still take under an MPS limit or its cgroup's limit on device memory. Requests of a scheduler limit nothing and are not here.",
             "bytes",
-            query(f"min by (tenant, limit_source) (cotenant_gpu_memory_tenant_room_bytes{{{ON_GPU}}})", "{{tenant}} {{limit_source}}"),
+            each("tenant, limit_source", f"cotenant_gpu_memory_tenant_room_bytes{{{ON_GPU}}}", "min"),
             low=0,
         ),
         graph(
@@ -179,7 +179,7 @@ def gpu():
             "Time blocked, by what was waited for",
             "Threads blocked inside driver calls at a time, all tenants of this node. Not by GPU: the driver's API lock is one for all.",
             "percentunit",
-            query(rate("wait_class", f"cotenant_gpu_driver_wait_seconds_total{{{ON_NODE}}}"), "{{wait_class}}"),
+            each_rate("wait_class", f"cotenant_gpu_driver_wait_seconds_total{{{ON_NODE}}}"),
             stack=True,
         ),
         graph(
@@ -193,9 +193,7 @@ def gpu():
             "99th percentile from entry to return, good to a factor of two, the ten slowest of this node.",
             "s",
             query(
-                "topk(10, histogram_quantile(0.99, "
-                + rate("tenant, operation, le", f"cotenant_gpu_memory_operation_duration_seconds_bucket{{{ON_NODE}}}")
-                + "))",
+                f"topk(10, {quantile(0.99, 'tenant, operation', f'cotenant_gpu_memory_operation_duration_seconds_bucket{{{ON_NODE}}}')})",
                 "{{tenant}} {{operation}}",
             ),
         ),
@@ -203,14 +201,14 @@ def gpu():
             "Spinning on locks",
             "Estimate: CPU time inside driver calls beyond what such calls take alone, while somebody else was in one. Never part of the time blocked.",
             "percentunit",
-            query(rate("tenant", f"cotenant_gpu_contention_excess_seconds_total{{{ON_NODE}}}"), "{{tenant}}"),
+            each_rate("tenant", f"cotenant_gpu_contention_excess_seconds_total{{{ON_NODE}}}"),
         ),
         row("Work"),
         graph(
             "Busy, by tenant",
             "Share of time in which kernels of each ran, by NVML's process samples, and of the whole GPU. A busy process can be missing from the samples; then its line has a gap.",
             "percentunit",
-            query(f"sum by (tenant) (cotenant_gpu_tenant_utilization_ratio{{{ON_GPU}}})", "{{tenant}}"),
+            each("tenant", f"cotenant_gpu_tenant_utilization_ratio{{{ON_GPU}}}"),
             query(f"hw_gpu_utilization_ratio{{{ON_GPU}}}", "(whole GPU)"),
             low=0,
             links=[TO_TENANT_SERIES],
@@ -235,14 +233,14 @@ def gpu():
         states(
             "Why the clock is what it is",
             "Reasons that NVML gives for the GPU's clock, at each poll; shorter ones are missed.",
-            query(f"max by (reason) (cotenant_gpu_clocks_event_active{{{ON_GPU}}})", "{{reason}}"),
+            each("reason", f"cotenant_gpu_clocks_event_active{{{ON_GPU}}}", "max"),
             width=8,
         ),
         graph(
             "ECC errors",
             "Errors of the GPU's memory a second, by NVML.",
             "cps",
-            query(rate("error_type", f"hw_errors_total{{{ON_GPU}}}"), "{{error_type}}"),
+            each_rate("error_type", f"hw_errors_total{{{ON_GPU}}}"),
             width=8,
         ),
         row("What is not known"),

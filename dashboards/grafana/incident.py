@@ -3,8 +3,8 @@
 Refuses deltas: they extrapolate, and a tenant that has come has no earlier value.
 """
 
-from asked import CALM, CLUSTER, DEVICE_KINDS, GPU, grown, NODE, ON_NODES, rate, table, VICTIM, WATCH
-from panels import board, column, figure, graph, query, row, words
+from asked import CALM, CLUSTER, DEVICE_KINDS, each_rate, grown, NODE, ON_NODES, quantile, rate, table, VICTIM, WATCH
+from panels import board, column, figure, graph, query, row, source, traces, words
 
 
 def incident():
@@ -24,9 +24,10 @@ def incident():
             "Where each incident is told with its evidence.",
             "The agent gathers waits, failures, kills and faults that belong together and says who hurt whom, with evidence and what to do:\n\n"
             "- `curl 'http://127.0.0.1:9468/api/v1/incidents?since=1h'` on the node (or wherever its agent listens; `&tenant=NAME` for one tenant)\n"
-            "- `cotenant explain` in a terminal on the node\n\n"
+            "- `cotenant explain` in a terminal on the node\n"
+            "- as a trace, where agents send them (`[otlp]`): *Traces of incidents* above asks the chosen Tempo, and points on \"Calls of the victims\" lead to single calls\n\n"
             "This board shows the same stretch of time as series. Choose it so that it begins before the trouble.",
-            height=6,
+            height=7,
         ),
         row("Who hurt whom"),
         table(
@@ -73,13 +74,13 @@ def incident():
             "Churn",
             "Bytes allocated a second in the driver, by tenant.",
             "Bps",
-            query(rate("tenant", f"cotenant_gpu_memory_allocated_bytes_total{{{ON_NODES}}}"), "{{tenant}}"),
+            each_rate("tenant", f"cotenant_gpu_memory_allocated_bytes_total{{{ON_NODES}}}"),
         ),
         graph(
             "Calls of the victims",
             "99th percentile from entry to return, good to a factor of two.",
             "s",
-            query(f"histogram_quantile(0.99, {rate('tenant, operation, le', f'cotenant_gpu_memory_operation_duration_seconds_bucket{{{by_victim}}}')})", "{{tenant}} {{operation}}"),
+            query(quantile(0.99, "tenant, operation", f'cotenant_gpu_memory_operation_duration_seconds_bucket{{{by_victim}}}'), "{{tenant}} {{operation}}"),
         ),
         row("What broke"),
         graph(
@@ -108,4 +109,6 @@ def incident():
             width=8,
         ),
     ]
-    return board("incident", "Incident", "One stretch of time: who hurt whom, in which order, what broke.", [CLUSTER, NODE, VICTIM], panels)
+    tempo = source("traces", "Traces", "tempo", "A Tempo that agents send to; none is needed for the panels")
+    told = traces("Traces of incidents", "In this time, all nodes", "traces", '{ resource.service.name = "cotenant" && name =~ "incident .+" }')
+    return board("incident", "Incident", "One stretch of time: who hurt whom, in which order, what broke.", [CLUSTER, NODE, VICTIM, tempo], panels, links=[told])

@@ -3,14 +3,21 @@
 Refuses a panel without a unit or a description, and knows nothing of what is measured.
 """
 
+import json
+import urllib.parse
+
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 TAG = "cotenant"
 WIDTH = 24
 
 
 def query(expr, legend="", instant=False):
-    """One PromQL query. `legend` is a Grafana format, `instant` for tables and single figures."""
-    return {"expr": " ".join(expr.split()), "legendFormat": legend or "__auto", "instant": instant}
+    """One PromQL query. `legend` is a Grafana format, `instant` for tables and single figures.
+
+    A histogram's exemplars are asked for with it: points that lead to traces.
+    """
+    made = {"expr": " ".join(expr.split()), "legendFormat": legend or "__auto", "instant": instant}
+    return {**made, "exemplar": True} if "_bucket{" in expr else made
 
 
 def graph(title, description, unit, *queries, stack=False, bars=False, overrides=(), width=12, height=8, low=None, links=()):
@@ -177,11 +184,49 @@ def variable(name, label, description, expr, every=None):
     return made
 
 
+def source(name, label, kind, description):
+    """A data source to choose: the first of its kind, until another one is."""
+    return {
+        "type": "datasource",
+        "name": name,
+        "label": label,
+        "description": description,
+        "query": kind,
+        "refresh": 1,
+        "regex": "",
+        "hide": 0,
+        "multi": False,
+        "includeAll": False,
+        "options": [],
+    }
+
+
+def traces(title, tooltip, variable, query):
+    """A way to traces of the board's time, in Explore."""
+    source = {"type": "tempo", "uid": f"${{{variable}}}"}
+    asked = {"refId": "A", "datasource": source, "queryType": "traceql", "query": query, "limit": 50}
+    panes = {"traces": {"datasource": source["uid"], "queries": [asked], "range": {"from": "${__from}", "to": "${__to}"}}}
+    # Grafana fills in its variables where it finds them as they are.
+    encoded = urllib.parse.quote(json.dumps(panes, separators=(",", ":")), safe="${}")
+    return {
+        "type": "link",
+        "title": title,
+        "tooltip": tooltip,
+        "url": f"/explore?schemaVersion=1&panes={encoded}",
+        "icon": "external link",
+        "tags": [],
+        "asDropdown": False,
+        "includeVars": False,
+        "keepTime": False,
+        "targetBlank": True,
+    }
+
+
 def row(title):
     return {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"w": WIDTH, "h": 1}}
 
 
-def board(name, title, description, variables, panels, refresh="30s"):
+def board(name, title, description, variables, panels, refresh="30s", links=()):
     """Puts panels from left to right into lines, gives them ids, and makes the JSON that Grafana imports."""
     x = y = line = 0
     for number, one in enumerate(panels, start=1):
@@ -191,19 +236,6 @@ def board(name, title, description, variables, panels, refresh="30s"):
         place.update(x=x, y=y)
         one["id"] = number
         x, line = x + place["w"], max(line, place["h"])
-    source = {
-        "type": "datasource",
-        "name": "datasource",
-        "label": "Data source",
-        "description": "A Prometheus, or what speaks its language",
-        "query": "prometheus",
-        "refresh": 1,
-        "regex": "",
-        "hide": 0,
-        "multi": False,
-        "includeAll": False,
-        "options": [],
-    }
     firing = {
         "name": "Cotenant's alerts",
         "datasource": SOURCE,
@@ -243,8 +275,8 @@ def board(name, title, description, variables, panels, refresh="30s"):
         "refresh": refresh,
         "time": {"from": "now-1h", "to": "now"},
         "timepicker": {},
-        "templating": {"list": [source, *variables]},
+        "templating": {"list": [source("datasource", "Data source", "prometheus", "A Prometheus, or what speaks its language"), *variables]},
         "annotations": {"list": [firing]},
-        "links": [others],
+        "links": [others, *links],
         "panels": panels,
     }

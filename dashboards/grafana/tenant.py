@@ -3,7 +3,7 @@
 Refuses to tell why in words: the agent does, on its node.
 """
 
-from asked import ACT, CALM, CLUSTER, DEVICE_KINDS, GPU, grown, NODE, OF_TENANT, ON_NODES, rate, table, TENANT, TO_INCIDENT, WATCH
+from asked import ACT, CALM, CLUSTER, DEVICE_KINDS, each, each_rate, grown, NODE, OF_TENANT, ON_NODES, quantile, rate, table, TENANT, TO_INCIDENT, WATCH
 from panels import board, column, figure, graph, matching, query, row, states
 
 
@@ -27,7 +27,7 @@ def tenant():
             "Memory by GPU",
             "By NVML; contexts and modules are in it.",
             "bytes",
-            query(f"sum by (instance, hw_id) (cotenant_gpu_memory_process_bytes{{{OF_TENANT}}})", "{{instance}} {{hw_id}}"),
+            each("instance, hw_id", f"cotenant_gpu_memory_process_bytes{{{OF_TENANT}}}"),
             stack=True,
             low=0,
         ),
@@ -35,7 +35,7 @@ def tenant():
             "Memory by kind",
             "By the probes. Managed is virtual, host kinds are the host's memory, imported belongs to the exporter.",
             "bytes",
-            query(f"sum by (memory_kind) (cotenant_gpu_memory_live_bytes{{{OF_TENANT}}})", "{{memory_kind}}"),
+            each("memory_kind", f"cotenant_gpu_memory_live_bytes{{{OF_TENANT}}}"),
             query(f"sum by (memory_kind) (cotenant_gpu_memory_live_peak_bytes{{{OF_TENANT}}})", "{{memory_kind}} peak"),
             query(f"sum(cotenant_gpu_memory_pool_reserved_bytes{{{OF_TENANT}}})", "taken by pools"),
             low=0,
@@ -45,14 +45,14 @@ def tenant():
             "Churn",
             "Bytes a second in the driver: allocated above, freed below. A framework's own cache hides what it hands out again.",
             "Bps",
-            query(rate("memory_kind", f"cotenant_gpu_memory_allocated_bytes_total{{{OF_TENANT}}}"), "{{memory_kind}}"),
+            each_rate("memory_kind", f"cotenant_gpu_memory_allocated_bytes_total{{{OF_TENANT}}}"),
             query(rate("memory_kind", f"cotenant_gpu_memory_freed_bytes_total{{{OF_TENANT}}}"), "{{memory_kind}} freed"),
             overrides=[matching("/ freed$/", custom__transform="negative-Y")],
         ),
         states(
             "How far the ledger can be trusted",
             "Complete: every call was seen. Joined late: processes ran before the probes. Events lost: figures are too low.",
-            query(f"max by (confidence) (cotenant_gpu_memory_confidence{{{OF_TENANT}}})", "{{confidence}}"),
+            each("confidence", f"cotenant_gpu_memory_confidence{{{OF_TENANT}}}", "max"),
         ),
         row("What it was granted"),
         graph(
@@ -69,7 +69,7 @@ def tenant():
         states(
             "Grant and use",
             "Used, idle (granted, not used), allocation mismatch (another GPU is granted), none (nothing is granted), stale (the pod is gone), reservation. A gap is unknown.",
-            query(f"max by (instance, hw_id, grant) (cotenant_gpu_grant_state{{{OF_TENANT}}})", "{{instance}} {{hw_id}} {{grant}}"),
+            each("instance, hw_id, grant", f"cotenant_gpu_grant_state{{{OF_TENANT}}}", "max"),
         ),
         table(
             "Shares granted",
@@ -94,35 +94,35 @@ def tenant():
             "Time blocked, by what was waited for",
             "Threads blocked inside driver calls, at a time. Time ready to run without a CPU is not in it.",
             "percentunit",
-            query(rate("wait_class", f"cotenant_gpu_driver_wait_seconds_total{{{OF_TENANT}}}"), "{{wait_class}}"),
+            each_rate("wait_class", f"cotenant_gpu_driver_wait_seconds_total{{{OF_TENANT}}}"),
             stack=True,
         ),
         graph(
             "Time blocked, by who had it",
             "The same time by culprit: a tenant, the device, the kernel, or unknown.",
             "percentunit",
-            query(rate("culprit", f'cotenant_gpu_blame_seconds_total{{{ON_NODES},victim="$tenant"}}'), "{{culprit}}"),
+            each_rate("culprit", f'cotenant_gpu_blame_seconds_total{{{ON_NODES},victim="$tenant"}}'),
             stack=True,
         ),
         graph(
             "Whom it makes wait",
             "Threads of others that stand still because of this tenant, at a time.",
             "percentunit",
-            query(rate("victim", f'cotenant_gpu_blame_seconds_total{{{ON_NODES},culprit="$tenant",relation="neighbour"}}'), "{{victim}}"),
+            each_rate("victim", f'cotenant_gpu_blame_seconds_total{{{ON_NODES},culprit="$tenant",relation="neighbour"}}'),
             stack=True,
         ),
         graph(
             "Length of single waits",
             "Median and 99th percentile by what was waited for, good to a factor of two.",
             "s",
-            query(f"histogram_quantile(0.5, {rate('wait_class, le', f'cotenant_gpu_driver_wait_duration_seconds_bucket{{{OF_TENANT}}}')})", "{{wait_class}} p50"),
-            query(f"histogram_quantile(0.99, {rate('wait_class, le', f'cotenant_gpu_driver_wait_duration_seconds_bucket{{{OF_TENANT}}}')})", "{{wait_class}} p99"),
+            query(quantile(0.5, "wait_class", f'cotenant_gpu_driver_wait_duration_seconds_bucket{{{OF_TENANT}}}'), "{{wait_class}} p50"),
+            query(quantile(0.99, "wait_class", f'cotenant_gpu_driver_wait_duration_seconds_bucket{{{OF_TENANT}}}'), "{{wait_class}} p99"),
         ),
         graph(
             "Length of calls",
             "99th percentile from entry to return, good to a factor of two.",
             "s",
-            query(f"histogram_quantile(0.99, {rate('operation, le', f'cotenant_gpu_memory_operation_duration_seconds_bucket{{{OF_TENANT}}}')})", "{{operation}}"),
+            query(quantile(0.99, "operation", f'cotenant_gpu_memory_operation_duration_seconds_bucket{{{OF_TENANT}}}'), "{{operation}}"),
         ),
         graph(
             "Spinning on locks",
@@ -137,7 +137,7 @@ def tenant():
             "Busy, by GPU",
             "Share of time in which its kernels ran, by NVML's samples. A gap is unknown, not idle.",
             "percentunit",
-            query(f"sum by (instance, hw_id) (cotenant_gpu_tenant_utilization_ratio{{{OF_TENANT}}})", "{{instance}} {{hw_id}}"),
+            each("instance, hw_id", f"cotenant_gpu_tenant_utilization_ratio{{{OF_TENANT}}}"),
             low=0,
             width=8,
         ),
@@ -145,14 +145,41 @@ def tenant():
             "Calls",
             "CUDA driver calls about memory, a second.",
             "cps",
-            query(rate("operation", f"cotenant_gpu_memory_operations_total{{{OF_TENANT}}}"), "{{operation}}"),
+            each_rate("operation", f"cotenant_gpu_memory_operations_total{{{OF_TENANT}}}"),
             width=8,
         ),
         graph(
             "Calls that failed",
             "By function and error, a second.",
             "cps",
-            query(rate("operation, error_type", f"cotenant_gpu_memory_failures_total{{{OF_TENANT}}}"), "{{operation}} {{error_type}}"),
+            each_rate("operation, error_type", f"cotenant_gpu_memory_failures_total{{{OF_TENANT}}}"),
+            width=8,
+        ),
+        graph(
+            "Host memory under its limit",
+            "What its memory cgroup is charged with and cannot give back, and the limit that the kernel kills at. Without a limit the host is the bound.",
+            "bytes",
+            query(f"max by (instance) (cotenant_memory_usage_bytes{{{OF_TENANT}}})", "{{instance}} holds"),
+            query(f"min by (instance) (cotenant_memory_limit_bytes{{{OF_TENANT}}})", "{{instance}} limit"),
+            low=0,
+            width=8,
+        ),
+        graph(
+            "Risk of a kill for host memory",
+            "The probability that it comes to that limit within a minute, and that its host runs out.",
+            "percentunit",
+            query(f'max by (instance) (cotenant_memory_limit_risk_ratio{{{OF_TENANT},horizon="60s"}})', "{{instance}} limit"),
+            query(f'max by (instance) (cotenant_host_memory_risk_ratio{{{ON_NODES},horizon="60s"}})', "{{instance}} host"),
+            low=0,
+            width=8,
+        ),
+        graph(
+            "Time until a kill for host memory",
+            "At the present pace. No data: nothing grows.",
+            "s",
+            query(f"min by (instance) (cotenant_memory_limit_time_seconds{{{OF_TENANT}}})", "{{instance}} limit"),
+            query(f"min by (instance) (cotenant_host_memory_time_to_exhaustion_seconds{{{ON_NODES}}})", "{{instance}} host"),
+            low=0,
             width=8,
         ),
         table(

@@ -33,6 +33,7 @@ KNOWN = {
     "config.otlp.protocol": {"enum": ["grpc", "http/protobuf"]},
     "config.otlp.compression": {"enum": ["none", "gzip", "zstd"]},
     "config.otlp.temporality": {"enum": ["cumulative", "delta"]},
+    "config.otlp.histograms": {"enum": ["explicit", "exponential"]},
     "config.log.format": {"enum": ["text", "json"]},
     "affinity": OBJECT,
     "tolerations": OBJECTS,

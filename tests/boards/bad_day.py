@@ -13,10 +13,12 @@ KILL = "the kernel kills a process of a GPU tenant for host memory"
 XID = "the driver reports a fault"
 NVML = "NVML gives an error, runs into its deadline, or lacks a reading"
 OTLP = "agents send to an OTLP receiver, which is away for a while"
+HOST = "a tenant or its host runs out of host memory"
 RISK = "a GPU fills up, on a node that has been watched for longer than the demo lasts"
 GRANTS = "a node of Kubernetes, where a pod takes more than it asked for"
 LABELS = "the watch at the API server is on, and the server fails at times"
 FOLDED = "more tenants, pairs or events than an agent has room for"
+HOST_PANELS = ("Host memory under its limit", "Risk of a kill for host memory", "Time until a kill for host memory")
 SITUATIONS = {
     "CotenantAgentDegraded (warning)": "a feature is degraded or broken",
     "CotenantAgentDown (warning)": "an agent that was there does not answer (in the recorded run this is after its end)",
@@ -28,9 +30,12 @@ SITUATIONS = {
     "CotenantGpuReclaimRisk (warning)": RISK,
     "CotenantGpuTenantOomKilled (critical)": KILL,
     "CotenantGpuXid (critical)": XID,
+    "CotenantHostMemoryRisk (warning)": HOST,
     "CotenantGpuXid (warning)": XID,
     "CotenantIdleHolder (info)": "orphans hold memory for longer than the demo lasts",
     "CotenantLedgerDrift (info)": "the ledger misses a way to allocate",
+    "CotenantMemoryLimitRisk (critical)": HOST,
+    "CotenantMemoryLimitRisk (warning)": HOST,
     "CotenantNvmlNotAnswering (warning)": NVML,
     "CotenantOverRequest (warning)": GRANTS,
     "CotenantTenantStuck (warning)": "a single wait takes 5 seconds or more",
@@ -74,6 +79,7 @@ SITUATIONS = {
     "Cotenant / Tenant: Grant against use (B)": GRANTS,
     "Cotenant / Tenant: Grant against use (D)": GRANTS,
     "Cotenant / Tenant: Grant and use (A)": GRANTS,
+    **{f"Cotenant / Tenant: {panel} ({query})": HOST for panel in HOST_PANELS for query in "AB"},
     "Cotenant / Tenant: Idle holders (B)": "orphans hold memory for longer than the demo lasts",
     "Cotenant / Tenant: Kills (A)": KILL,
     "Cotenant / Tenant: Kills for memory (A)": KILL,
@@ -84,7 +90,7 @@ SITUATIONS = {
 
 # What the demo has by luck: NVML is read while the batch job's 30 GiB come or go, and differs for one poll; or the demo takes long
 # enough for a forecast.
-BY_LUCK = {"CotenantLedgerDrift (info)", *(where for where, situation in SITUATIONS.items() if situation == RISK)}
+BY_LUCK = {"CotenantLedgerDrift (info)", *(where for where, situation in SITUATIONS.items() if situation in (RISK, HOST))}
 
 STEP = 30
 GIB = 1 << 30
@@ -147,6 +153,13 @@ def hour(start, end):
     for horizon in ("60s", "300s"):
         yield "cotenant_gpu_reclaim_risk_ratio", {**gpu, "horizon": horizon}, then(0.9, 0.01)
     yield "cotenant_gpu_time_to_exhaustion_seconds", gpu, then(600)
+    for horizon in ("60s", "300s"):
+        yield "cotenant_memory_limit_risk_ratio", {**tenant, "horizon": horizon}, then(0.9, 0.01)
+        yield "cotenant_host_memory_risk_ratio", {"horizon": horizon}, then(0.6, 0.01)
+    yield "cotenant_memory_limit_bytes", tenant, always(64 * GIB)
+    yield "cotenant_memory_usage_bytes", tenant, always(60 * GIB)
+    yield "cotenant_memory_limit_time_seconds", tenant, then(45)
+    yield "cotenant_host_memory_time_to_exhaustion_seconds", {}, then(300)
     yield "cotenant_gpu_reclaim_risk_share_ratio", {**tenant, **gpu}, then(0.8)
     for outcome in ("exhausted", "spared"):
         yield "cotenant_gpu_reclaim_risk_forecasts_total", {**gpu, "horizon": "60s", "forecast": "0.8-0.9", "outcome": outcome}, since(1)

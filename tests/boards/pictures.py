@@ -24,6 +24,7 @@ import recorded  # noqa: E402
 import shipped  # noqa: E402
 
 PICTURES = {
+    "fleet": ("Cotenant / Fleet", ["Top culprits", "Top victims", "Top tenants by memory held", "Top tenants by churn"]),
     "gpu": ("Cotenant / GPU", ["Memory by tenant", "Churn", "Time blocked by a neighbour", "Slowest calls"]),
     "tenant": ("Cotenant / Tenant", ["Time blocked, by who had it", "Length of calls", "Churn", "Calls"]),
     "incident": ("Cotenant / Incident", ["Blame", "Blocked by a neighbour", "Who grew and who shrank", "Calls that failed"]),

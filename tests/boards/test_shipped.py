@@ -1,11 +1,13 @@
 """Owns what boards and rules must be without data: valid, complete, of the catalogue only."""
 
+import json
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.parse
 
 import yaml
 
@@ -167,6 +169,25 @@ class Boards(unittest.TestCase):
                 self.assertLessEqual(set(re.findall(r"var-(\w+)=", query)), variables[uid], query)
                 found += 1
         self.assertGreater(found, 10)
+
+    def test_incidents_lead_to_their_traces(self):
+        (board,) = (board for board in shipped.boards() if board["title"] == "Cotenant / Incident")
+        (link,) = (link for link in board["links"] if link["type"] == "link")
+        panes = json.loads(urllib.parse.parse_qs(urllib.parse.urlsplit(link["url"]).query)["panes"][0])["traces"]
+        (variable,) = (one for one in board["templating"]["list"] if one["query"] == "tempo")
+        self.assertEqual({panes["datasource"], panes["queries"][0]["datasource"]["uid"]}, {f"${{{variable['name']}}}"})
+        self.assertEqual(panes["range"], {"from": "${__from}", "to": "${__to}"})
+        name = re.search(r'name =~ "([^"]+)"', panes["queries"][0]["query"])[1]
+        # As the agent names them, and as whom it sends.
+        told = (shipped.ROOT / "agent/export/src/otlp/incident.rs").read_text(encoding="utf-8")
+        self.assertRegex(re.search(r'format!\("(incident \{\})", incident.kind', told)[1], f"^{name}$")
+        self.assertIn('resource.service.name = "cotenant"', panes["queries"][0]["query"])
+
+    def test_histograms_are_asked_for_their_exemplars(self):
+        asked = [target for board in shipped.boards() for panel in board["panels"] for target in panel.get("targets", [])]
+        marked = [target["expr"] for target in asked if target.get("exemplar")]
+        self.assertEqual(marked, [target["expr"] for target in asked if "_bucket" in target["expr"]])
+        self.assertGreater(len(marked), 3)
 
     def test_runbooks_and_patterns_name_panels_that_there_are(self):
         titles = {panel["title"] for board in shipped.boards() for panel in board["panels"]}

@@ -34,6 +34,7 @@ SETS = {
         "--set=networkPolicy.enabled=true",
         "--set=host.runtimeSocket=/run/containerd",
         "--set=host.kernelLog=true",
+        "--set=host.slurmJobMapping=/run/gpu-jobs",
         "--set=otlp.endpoint=https://collector:4317",
         "--set=otlp.envFromSecret=collector",
         "--set=config.otlp.interval=30s",

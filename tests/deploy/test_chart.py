@@ -168,6 +168,37 @@ class Objects(unittest.TestCase):
         ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
         self.assertEqual(ports, {53, 443, 6443})
 
+    def test_c24_the_prolog_s_directory_is_mounted_read_only_where_the_agent_looks(self):
+        objects = RENDERED["everything"]
+        self.assertIn('job_mapping = "/run/gpu-jobs"', chart.configuration(objects).splitlines())
+        (mount,) = [one for one in chart.container(objects)["volumeMounts"] if one["name"] == "slurm-job-mapping"]
+        self.assertEqual((mount["mountPath"], mount["readOnly"]), ("/run/gpu-jobs", True))
+        (volume,) = [one for one in chart.pod(objects)["volumes"] if one["name"] == "slurm-job-mapping"]
+        self.assertEqual(volume["hostPath"], {"path": "/run/gpu-jobs", "type": "Directory"})
+        self.assertNotIn("job_mapping", chart.configuration(RENDERED["default"]))
+
+    def test_the_policy_lets_through_to_those_who_are_sent_to_and_to_nobody_else(self):
+        enabled = "--set=networkPolicy.enabled=true"
+        collector = "--set=otlp.endpoint=https://collector.example:4317"
+        alerts = '--set-json=config.alertmanager={"enabled":true,"urls":["http://a:9093/x","https://b","http://[::1]:9093"]}'
+        own = [{"to": [{"podSelector": {"matchLabels": {"app": "collector"}}}]}]
+        for values, ports, more in (
+            ((), set(), []),
+            ((collector,), {4317}, []),
+            ((collector, alerts), {4317, 9093, 443}, []),
+            (("--set=config.otlp.enabled=true,config.otlp.endpoint=http://c",), {80}, []),
+            # What the administrator wrote is all there is.
+            ((collector, f"--set-json=networkPolicy.egress={json.dumps(own)}"), set(), own),
+        ):
+            with self.subTest(values):
+                objects = chart.rendered(enabled, *values)
+                (policy,) = chart.of_kind(objects, "NetworkPolicy")
+                dns, *rest = policy["spec"]["egress"]
+                self.assertEqual({port["port"] for port in dns["ports"]}, {53})
+                self.assertEqual({port["port"] for rule in rest for port in rule.get("ports", [])}, ports)
+                self.assertEqual([rule for rule in rest if "ports" not in rule], more)
+                kubernetes_validate.validate(policy, VERSIONS[-1], strict=True)
+
     def test_c10_the_scrape_leaves_a_tenant_s_labels_alone(self):
         for kind, endpoints in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints")):
             (monitor,) = chart.of_kind(RENDERED["everything"], kind)

@@ -64,6 +64,17 @@ class Unit(unittest.TestCase):
 
 
 class Papers(unittest.TestCase):
+    def test_each_package_has_boards_rules_and_examples(self):
+        assets = tomllib.loads((chart.ROOT / "agent/cotenant/Cargo.toml").read_text(encoding="utf-8"))["package"]["metadata"]["deb"]["assets"]
+        shared = {to.removeprefix("usr/share/cotenant/").rstrip("/"): source.removeprefix("../../") for source, to, _ in assets if to.startswith("usr/share/cotenant/")}
+        tarball = (chart.DEPLOY / "tarball.sh").read_text(encoding="utf-8")
+        self.assertEqual(shared, {to: source for to, source in re.findall(r"^put 644 share/(\w+) (\S+)$", tarball, re.M) if to != "completions" and to != "doc"})
+        packed = {path for source in shared.values() for path in chart.ROOT.glob(source)}
+        for place in ("dashboards/grafana/*.json", "dashboards/rules/*.yml", "dashboards/runbooks/*", "deploy/otlp/*", "deploy/prometheus/*", "deploy/alertmanager/*"):
+            there = set(chart.ROOT.glob(place))
+            self.assertTrue(there, place)
+            self.assertLessEqual(there, packed, place)
+
     def test_the_manual_has_a_page_for_every_command(self):
         with tempfile.TemporaryDirectory() as place:
             subprocess.run([chart.AGENT, "man", place], check=True)

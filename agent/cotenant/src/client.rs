@@ -1,6 +1,8 @@
 //! Owns how this program asks an agent: in plain HTTP or by TLS, and as whom.
 //! Refuses a certificate that nobody vouches for: there is no flag for that.
 
+mod place;
+
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -22,6 +24,8 @@ use tokio::{
     net::TcpStream,
 };
 use tokio_rustls::TlsConnector;
+
+pub(crate) use place::{AskError, Place, reachable};
 
 /// How to get in where the agent's web configuration asks for it.
 #[derive(Args, Clone, Debug, Default)]

@@ -3,17 +3,20 @@
 
 use std::{
     collections::BTreeMap,
+    io::ErrorKind,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use cotenant_model::{Classes, WaitClass};
 use serde::Deserialize;
 
-use crate::{kubernetes::Kubernetes, paging::config::Alertmanager, telemetry::config::Otlp};
+use crate::{
+    kubernetes::Kubernetes, paging::config::Alertmanager, redact, slurm::Slurm, telemetry::config::Otlp,
+};
 
 /// Every key with its comment, as shipped.
 pub(crate) const COMMENTED: &str = include_str!("../../../deploy/cotenant.toml");
@@ -49,6 +52,7 @@ pub(crate) struct Config {
     pub(crate) nvml: Nvml,
     pub(crate) tenants: Tenants,
     pub(crate) kubernetes: Kubernetes,
+    pub(crate) slurm: Slurm,
     pub(crate) waits: Waits,
     pub(crate) events: Events,
     pub(crate) otlp: Otlp,
@@ -255,20 +259,60 @@ pub(crate) fn load(overrides: &Overrides) -> Result<Config> {
 }
 
 pub(crate) fn read(file: &Path) -> Result<Config> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        let remedy = unreadable(error.kind());
+        anyhow::Error::new(error).context(format!("cannot read {}{remedy}", file.display()))
+    })?;
     parse(&text).with_context(|| format!("{} is not a valid configuration", file.display()))
 }
 
+const fn unreadable(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NotFound => {
+            " (without --config the defaults are in force; `cotenant config default` prints them)"
+        }
+        ErrorKind::PermissionDenied => {
+            ", which has to be readable by the user that this runs as (chgrp cotenant FILE; chmod 640 FILE)"
+        }
+        ErrorKind::IsADirectory => ", where a file is wanted, such as cotenant.toml in it",
+        _ => "",
+    }
+}
+
+/// What the parser's words for a value leave open.
+const MEANT: [(&str, &str); 2] = [
+    ("expected a duration", "a number and a unit in quotes, such as \"500ms\", \"10s\" or \"5m\""),
+    (
+        "invalid socket address syntax",
+        "an address and a port in quotes, such as \"127.0.0.1:9468\" or \"[::]:9468\"",
+    ),
+];
+
+/// Where, and what is wrong with it. The line itself, which the parser would show, may have a password in it.
+fn misread(text: &str, error: &toml::de::Error) -> anyhow::Error {
+    let at = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = at.matches('\n').count() + 1;
+    let column = at.chars().rev().take_while(|letter| *letter != '\n').count() + 1;
+    let told = redact::complaint(error.message());
+    match MEANT.iter().find(|(part, _)| told.contains(part)) {
+        Some((_, meant)) => anyhow!("line {line}, column {column}: {told}: {meant}"),
+        None => anyhow!("line {line}, column {column}: {told}"),
+    }
+}
+
 fn parse(text: &str) -> Result<Config> {
-    let config: Config = toml::from_str(text)?;
+    let config: Config = toml::from_str(text).map_err(|error| misread(text, &error))?;
     check(&config)?;
     Ok(config)
 }
 
 fn check(config: &Config) -> Result<()> {
-    let Config { server, agent, kernel, nvml, tenants, kubernetes, events, otlp, alertmanager, .. } = config;
+    let Config {
+        server, agent, kernel, nvml, tenants, kubernetes, slurm, events, otlp, alertmanager, ..
+    } = config;
     otlp.check()?;
     kubernetes.check()?;
+    slurm.check()?;
     alertmanager.check()?;
     let floor = cotenant_device::MIN_INTERVAL;
     if agent.interval < Duration::from_millis(100) {
@@ -356,6 +400,45 @@ mod tests {
     }
 
     #[test]
+    fn a_value_of_a_wrong_kind_is_told_what_is_wanted() {
+        for (text, word) in [
+            ("[agent]\ninterval = 5\n", "\"500ms\""),
+            ("[agent]\ninterval = \"5x\"\n", "\"10s\""),
+            ("[server]\nlisten = \"9468\"\n", "127.0.0.1:9468"),
+            ("[nvml]\nenabled = \"yes\"\n", "expected a boolean"),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(error.contains(word) && error.contains("line 2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_line_of_the_file_is_in_what_is_said_of_it() {
+        for (text, at) in [
+            ("[otlp]\nheaders = { authorization = 5, token = \"hunter2\" }\n", "line 2, column 29"),
+            ("[otlp]\nheaders = \"hunter2\"\n", "line 2, column 11"),
+            ("[otlp]\nheaders = { token = \"hunter2\n", "line 2"),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(error.contains(at) && !error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_told_what_helps() {
+        let directory = tempfile::tempdir().unwrap();
+        for (file, word) in [
+            (directory.path().to_owned(), "a file is wanted"),
+            (directory.path().join("none"), "config default"),
+        ] {
+            let error = format!("{:#}", read(&file).unwrap_err());
+            assert!(error.contains(word) && error.contains("os error"), "{error}");
+        }
+        // Root may read everything.
+        assert!(unreadable(ErrorKind::PermissionDenied).contains("chmod 640"));
+    }
+
+    #[test]
     fn c47_a_poll_faster_than_the_floor_is_refused_with_the_reason() {
         let error = format!("{:#}", parse("[nvml]\ninterval = \"1s\"\n").unwrap_err());
         assert!(error.contains("locks"), "{error}");
@@ -380,6 +463,8 @@ mod tests {
             ("[kubernetes]\napi_watch = true\ntenant_label = \"a b\"\n", "no key"),
             ("[kubernetes]\napi_watch = true\nannotations = [\"\"]\n", "no key"),
             ("[kubernetes]\napi_credentials = \"token\"\n", "from the root"),
+            ("[slurm]\njob_mapping = \"jobs\"\n", "from the root"),
+            ("[slurm]\ninterval = \"1ms\"\n", "100ms"),
             ("[events]\nkernel_log = \"kmsg\"\n", "/dev/kmsg"),
             ("[nvml]\nrelease_file = \"released\"\n", "from the root"),
         ] {

@@ -8,7 +8,6 @@ mod bundle;
 mod facts;
 mod judge;
 mod print;
-mod redact;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -19,6 +18,7 @@ use crate::{
     client::Access,
     config::{self, Config, Overrides},
     features::{bad, ready},
+    redact,
 };
 
 const EXIT_CODES: &str = "\
@@ -97,7 +97,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     let overrides = Overrides { config: options.config.clone(), ..Overrides::default() };
     let (mut config, configuration) = match config::load(&overrides) {
         Ok(config) => (config, Ok(config::source(&overrides).map(|file| file.display().to_string()))),
-        Err(error) => (Config::default(), Err(format!("{error:#}"))),
+        Err(error) => (Config::default(), Err(redact::urls(&format!("{error:#}")))),
     };
     if let Some(root) = &options.root {
         config.agent.root.clone_from(root);

@@ -5,26 +5,14 @@
 
 mod quota;
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use cotenant_model::explain::Explanation;
 use serde::Deserialize;
 
-use crate::{
-    client::{self, Access, ClientError, quoted},
-    config::{self, Overrides},
-};
+use crate::client::{AskError, Place, quoted};
 
-/// The agent answers from memory.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// 256 incidents with all their evidence are some megabytes.
-const LONGEST: usize = 64 << 20;
 const UNASKED: u8 = 1;
 const SENSELESS: u8 = 2;
 
@@ -42,14 +30,8 @@ pub(crate) struct Question {
     /// Words, or the agent's JSON as it came
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
-    /// Where the agent serves [default: server.listen of the configuration]
-    #[arg(long, value_name = "HOST:PORT", value_parser = address)]
-    address: Option<String>,
-    /// Configuration file [default: /etc/cotenant/cotenant.toml, if it exists]
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
     #[command(flatten)]
-    access: Access,
+    place: Place,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,15 +47,6 @@ fn duration(text: &str) -> Result<String, String> {
         .map_err(|error| format!("{error}; write a duration such as 15m or 2h"))
 }
 
-fn address(text: &str) -> Result<String, String> {
-    let wrong = || format!("{text:?} is no HOST:PORT, such as 127.0.0.1:9468");
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let shaped = plain.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte));
-    let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
-    (!plain.is_empty() && shaped && is_port).then(|| text.to_owned()).ok_or_else(wrong)
-}
-
 /// The answer, as far as it is read here.
 #[derive(Deserialize)]
 struct Answer {
@@ -85,32 +58,14 @@ struct Told {
     explanation: Explanation,
 }
 
-#[derive(Debug, thiserror::Error)]
-enum ExplainError {
-    #[error("{0:#}")]
-    Config(anyhow::Error),
-    #[error(
-        "no agent answers on {address}: start one with `cotenant run` (as root), or say where it serves with --address"
-    )]
-    Unreachable { address: String, source: ClientError },
-    #[error("the agent on {address} does not let this question in: {remedy}")]
-    Unadmitted { address: String, remedy: &'static str },
-    #[error("the agent on {address} refused the question: {reason}")]
-    Refused { address: String, reason: String },
-    #[error("{address} answered with status {status}: is that a cotenant agent, and this version of it?")]
-    Status { address: String, status: u16 },
-    #[error("{address} did not answer as an agent would: is that a cotenant agent, and this version of it?")]
-    Malformed { address: String, source: serde_json::Error },
-}
-
 pub(crate) fn run(question: &Question) -> ExitCode {
-    let answered = ask(question).and_then(|(address, text)| match question.output {
-        Output::Json => Ok(text),
-        Output::Text if question.quota => quota::words(&text, question.tenant.as_deref())
-            .map_err(|source| ExplainError::Malformed { address, source }),
-        Output::Text => {
-            words(&text, &question.since).map_err(|source| ExplainError::Malformed { address, source })
-        }
+    let answered = ask(question).and_then(|(address, text)| {
+        let told = match question.output {
+            Output::Json => return Ok(text),
+            Output::Text if question.quota => quota::words(&text, question.tenant.as_deref()),
+            Output::Text => words(&text, &question.since),
+        };
+        told.map_err(|source| AskError::Malformed { address, source })
     });
     match answered {
         Ok(text) => {
@@ -119,20 +74,14 @@ pub(crate) fn run(question: &Question) -> ExitCode {
         }
         Err(error) => {
             eprintln!("cotenant: {}", crate::discovery::chain(&error));
-            ExitCode::from(if matches!(error, ExplainError::Refused { .. }) { SENSELESS } else { UNASKED })
+            ExitCode::from(if matches!(error, AskError::Refused { .. }) { SENSELESS } else { UNASKED })
         }
     }
 }
 
-/// The agent's answer, and where it came from.
-fn ask(question: &Question) -> Result<(String, String), ExplainError> {
-    let address = if let Some(address) = &question.address {
-        address.clone()
-    } else {
-        let overrides = Overrides { config: question.config.clone(), ..Overrides::default() };
-        let config = config::load(&overrides).map_err(ExplainError::Config)?;
-        reachable(config.server.listen).to_string()
-    };
+/// Where the answer came from, and the answer.
+fn ask(question: &Question) -> Result<(String, String), AskError> {
+    let address = question.place.address()?;
     let target = if question.quota {
         "/api/v1/risk".to_owned()
     } else {
@@ -142,29 +91,8 @@ fn ask(question: &Question) -> Result<(String, String), ExplainError> {
         }
         target
     };
-    let told = question
-        .access
-        .get(&address, &target, LONGEST, PATIENCE)
-        .map_err(|source| ExplainError::Unreachable { address: address.clone(), source })?;
-    if let Some(remedy) = told.remedy() {
-        return Err(ExplainError::Unadmitted { address, remedy });
-    }
-    let client::Told { status, text } = told;
-    match status {
-        200 => Ok((address, text)),
-        400 => Err(ExplainError::Refused { address, reason: text.trim_end().to_owned() }),
-        _ => Err(ExplainError::Status { address, status }),
-    }
-}
-
-/// An agent that listens everywhere is asked at home.
-pub(crate) fn reachable(listen: SocketAddr) -> SocketAddr {
-    let home = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(home, listen.port())
+    let text = question.place.ask(&address, &target)?;
+    Ok((address, text))
 }
 
 /// Newest last: that is where a terminal's reader is.
@@ -185,22 +113,6 @@ mod tests {
     fn questions_that_make_no_sense_are_told_what_would() {
         assert_eq!(duration("15m").as_deref(), Ok("15m"));
         assert!(duration("15").unwrap_err().contains("such as 15m"));
-        for good in ["127.0.0.1:9468", "node-7.example:80", "[::1]:9468"] {
-            assert_eq!(address(good).as_deref(), Ok(good));
-        }
-        for bad in
-            ["9468", "http://node:80", "node:", "node:0", "node:99999", ":80", "a/b:80", "user@node:80"]
-        {
-            assert!(address(bad).unwrap_err().contains("HOST:PORT"), "{bad}");
-        }
-    }
-
-    #[test]
-    fn an_agent_that_listens_everywhere_is_asked_at_home() {
-        let of = |text: &str| reachable(text.parse().expect("an address")).to_string();
-        assert_eq!(of("0.0.0.0:1"), "127.0.0.1:1");
-        assert_eq!(of("[::]:2"), "[::1]:2");
-        assert_eq!(of("10.0.0.7:3"), "10.0.0.7:3");
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod words;
 use std::path::Path;
 
 use cotenant_device::Hearing;
-use cotenant_host::{Host, HostError, Rights};
+use cotenant_host::{Host, HostError};
 use cotenant_kernel::{
     Calibration, HostFacts, Kernel, MapSizes, Plan, Probes, Site, TaskOffsets, Trials, Tried, XidOffsets,
     calibrate, site, start, trials,
@@ -250,11 +250,7 @@ pub(crate) fn attempt(plan: &Plan, sizes: MapSizes, facts: &Surroundings, before
             let watches = started.watcher.blind.is_none();
             let answered = watches && started.missing.is_empty() && started.probes.links_many();
             let trials = before.unwrap_or_else(|| if answered { ANSWERED } else { trials() });
-            // Links of many were loaded by the start; whether single ones can be made shows only when one is.
-            let missing = if started.probes.links_many() { None } else { diagnose(facts, &trials) };
-            let traced = matches!(facts.tracefs, Some(Ok(())) | None);
-            let version = facts.kernel.map(|kernel| (kernel.major, kernel.minor));
-            let features = kernel(plan, &started, version, facts.rights.as_ref(), traced, missing.as_ref());
+            let features = kernel(plan, &started, facts, diagnose(facts, &trials).as_ref());
             Attempt { kernel: Some(started), trials, features }
         }
         Err(error) => {
@@ -265,14 +261,6 @@ pub(crate) fn attempt(plan: &Plan, sizes: MapSizes, facts: &Surroundings, before
             warn!(error = reason, missing, "no eBPF: allocations are not seen, NVML's figures only");
             Attempt { kernel: None, trials, features: without_kernel(&reason, diagnosis.as_ref()) }
         }
-    }
-}
-
-/// What went wrong, and the one thing that is missing before it, where it is a right.
-pub(crate) fn told(error: &(dyn std::error::Error + 'static), rights: &Rights) -> String {
-    match rights.why_refused().filter(|_| is_refusal(error)) {
-        Some(why) => format!("{why} ({})", chain(error)),
-        None => chain(error),
     }
 }
 

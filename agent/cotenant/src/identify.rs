@@ -1,11 +1,13 @@
 //! Owns `cotenant identify`: whose process or cgroup path it is, and how that is known.
 //! Refuses to guess: a process that is gone and a path that is none are errors, not `unknown`.
 
-use std::{fmt::Write, path::PathBuf};
+use std::{ffi::OsString, fmt::Write, os::unix::ffi::OsStrExt, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use cotenant_host::{CgroupView, Host, HostNames, Identity, Kind, Kubelet, Names, identify as identify_path};
+use cotenant_host::{
+    CgroupView, Host, HostNames, Identity, Kind, Kubelet, Names, PodWatch, identify as identify_path,
+};
 use serde::Serialize;
 
 use crate::config::{self, Config, Overrides};
@@ -23,7 +25,7 @@ pub(crate) struct Asked {
     pid: Option<u32>,
     /// A cgroup path instead, as in /proc/PID/cgroup or below /sys/fs/cgroup
     #[arg(long, value_name = "PATH", conflicts_with = "pid")]
-    cgroup: Option<String>,
+    cgroup: Option<OsString>,
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
     /// The host as a directory [default: agent.root of the configuration]
@@ -111,7 +113,7 @@ impl<'a> Record<'a> {
 pub(crate) fn identify(asked: &Asked) -> Result<()> {
     let Config { agent, kubernetes, .. } = asked.settings()?;
     let host = kubernetes.host(Host::at(asked.root.as_ref().unwrap_or(&agent.root)));
-    let mut names = HostNames::new(host.clone());
+    let mut names = HostNames::new(host.clone()).with_namespaces(kubernetes.tenant_namespace);
     let view = host.enter_cgroups();
     let mut identity = look(asked, &host, &view, &names)?;
     if identity.reason == Some("pod_without_name")
@@ -122,6 +124,22 @@ pub(crate) fn identify(asked: &Asked) -> Result<()> {
         kubelet.first();
         names = names.with(&kubelet);
         identity = look(asked, &host, &view, &names)?;
+    }
+    if identity.kind == Kind::KubernetesContainer
+        && let Some(config) = kubernetes.api()
+    {
+        // Whose team it is, or what it is called, nobody else may know.
+        match PodWatch::spawn(config) {
+            Ok(watch) => {
+                let roster = watch.first();
+                if let Some(error) = &roster.source.error {
+                    eprintln!("cotenant: {error}; no label is known");
+                }
+                names = names.with_pods(&watch);
+                identity = look(asked, &host, &view, &names)?;
+            }
+            Err(error) => eprintln!("cotenant: {error}; no label is known"),
+        }
     }
     match asked.output {
         Output::Json => println!("{}", serde_json::to_string(&Record::of(&identity))?),
@@ -137,7 +155,7 @@ pub(crate) fn identify(asked: &Asked) -> Result<()> {
 
 fn look(asked: &Asked, host: &Host, view: &CgroupView, names: &HostNames) -> Result<Identity> {
     Ok(match (&asked.cgroup, asked.pid) {
-        (Some(path), _) => identify_path(&line(path)?, None, view, names),
+        (Some(path), _) => identify_path(&line(&cotenant_host::as_text(path.as_bytes()))?, None, view, names),
         (None, Some(pid)) => match host.identity(pid, view, names) {
             Ok(observed) => observed.identity,
             Err(error) if error.is_gone() => bail!("no process {pid} on this host"),

@@ -43,6 +43,7 @@ pub(crate) struct Kubernetes {
     pub(crate) labels: Vec<String>,
     pub(crate) annotations: Vec<String>,
     pub(crate) tenant_label: String,
+    pub(crate) tenant_namespace: bool,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -70,6 +71,7 @@ impl Default for Kubernetes {
             labels: Vec::new(),
             annotations: Vec::new(),
             tenant_label: String::new(),
+            tenant_namespace: false,
         }
     }
 }

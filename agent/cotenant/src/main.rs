@@ -20,8 +20,10 @@ mod node;
 mod notify;
 mod paging;
 mod papers;
+mod pressure;
 mod pulse;
 mod record;
+mod redact;
 mod registry;
 mod replay;
 mod reports;
@@ -29,8 +31,11 @@ mod restraint;
 mod rights;
 mod run;
 mod serve;
+mod slurm;
+mod snapshot;
 mod stacks;
 mod telemetry;
+mod top;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -54,6 +59,8 @@ enum Command {
     Identify(identify::Asked),
     /// Say in words what happened: ask the agent that runs on this node.
     Explain(explain::Question),
+    /// Show live who holds, churns and waits, and for whom: ask the agent that runs on this node.
+    Top(top::Options),
     /// Record what the forecast of a running agent consumes, until interrupted.
     Record(record::Options),
     /// Run a recording through the forecast: one forecast a line.
@@ -93,6 +100,7 @@ fn main() -> ExitCode {
         Command::Doctor(options) => return doctor::run(&options),
         Command::Run(overrides) => config::load(&overrides).and_then(|config| run::run(&config)),
         Command::Identify(asked) => identify::identify(&asked),
+        Command::Top(options) => top::top(&options),
         Command::Record(options) => record::record(&options),
         Command::Replay(options) => replay::replay(&options),
         Command::Backtest(options) => backtest::backtest(&options),
@@ -115,7 +123,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cotenant: {error:#}");
+            eprintln!("cotenant: {}", redact::urls(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -13,11 +13,11 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use cotenant_device::{Condition, Device, Rung};
 use cotenant_export::Guard;
-use cotenant_host::{Host, Listing};
+use cotenant_host::{Host, JobListing, Listing};
 use cotenant_kernel::Reader;
 use cotenant_model::{
-    Absence, DeviceSample, GpuId, Names, Node, Step, Tenant,
-    grant::{Book, GrantsView},
+    Absence, DeviceSample, GpuId, Names, Node, ProcessId, Step, Tenant,
+    grant::{Book, Facts, GrantsView, JobFacts},
     idle::Idle,
     risk::{Forecast, Forecaster, Moment},
     sample::{KernelSample, LibraryState},
@@ -38,12 +38,14 @@ use crate::{
     limits::Limits,
     notify::Notify,
     paging::Account,
+    pressure::Pressure,
     pulse::Pulse,
     record::Tap,
     registry::{Registry, Resolved},
     reports::Reports,
     restraint::Restraint,
     serve::Gate,
+    slurm::Watched,
     stacks::Stacks,
 };
 
@@ -58,6 +60,7 @@ pub(crate) struct Ticker {
     pub(crate) gate: Arc<Gate>,
     pub(crate) registry: Arc<Mutex<Registry>>,
     pub(crate) kubernetes: Kubernetes,
+    pub(crate) slurm: Watched,
     pub(crate) reports: Arc<Mutex<Reports>>,
     pub(crate) stacks: Stacks,
     pub(crate) events: Events,
@@ -72,6 +75,7 @@ pub(crate) struct Ticker {
     pub(crate) features: Vec<Feature>,
     pub(crate) published: Arc<ArcSwapOption<View>>,
     pub(crate) tap: Arc<Tap>,
+    pub(crate) pressure: Arc<Pressure>,
     pub(crate) notify: Notify,
     pub(crate) pulse: Arc<Pulse>,
     pub(crate) started: Instant,
@@ -207,16 +211,13 @@ impl Ticker {
         if let Ok(mut registry) = self.registry.lock() {
             registry.forget(&step.retired);
         }
-        let heard = self.registry.lock().map(|registry| (registry.listing(), registry.pods()));
-        let (listing, told) = heard.unwrap_or_default();
+        let (listing, jobs, told) = self.heard();
         told.note(&mut step.tenants);
-        let grants = self.grants(state, (listing.as_deref(), &told), &step, &device, now);
+        let heard = (listing.as_deref(), jobs.as_deref(), &told);
+        let grants = self.grants(state, heard, &step, &device, now);
         let calls = self.reader.as_ref().map(|_| kernel.processes.as_slice());
         let holders = state.idle.advance(calls, &device, &state.listed.1, now, tenants.idle_after);
-        let moment = Moment::of(&step, now, device.taken);
-        self.tap.pass(&state.forecaster, &moment);
-        let risk = state.forecaster.advance(&moment);
-        state.forecast.clone_from(&risk);
+        let risk = self.forecast(state, &kernel, by_process, &step, &device, now);
         let expected = self.expected(state, now);
         let mut view = View {
             taken_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
@@ -231,33 +232,62 @@ impl Ticker {
             agent: self.agent(kernel, &device, now, state.cost, expected),
         };
         view.agent.features.push(grants_feature(self.kubernetes.enabled, listing.as_deref()));
-        view.agent.features.push(told.feature());
+        view.agent.features.extend([told.feature(), self.slurm.feature(jobs.as_deref())]);
         view.agent.blame_folded = step.blame_folded;
         view.agent.holder_candidates = self.holders(state, &view, now);
         state.guard.fold(&mut view);
         Some(view)
     }
 
+    /// What is to be expected, and to the recorders what it was told from.
+    fn forecast(
+        &self,
+        state: &mut State,
+        kernel: &KernelSample,
+        by_process: &BTreeMap<ProcessId, Tenant>,
+        step: &Step,
+        device: &DeviceSample,
+        now: Duration,
+    ) -> Forecast {
+        let alive = kernel.processes.iter().filter(|process| process.ended.is_none());
+        let with_calls =
+            alive.filter_map(|process| Some((process.tgid, by_process.get(&process.id)?.clone())));
+        self.pressure.watch(with_calls.chain(state.listed.1.clone()).collect());
+        let moment = Moment::of(step, now, device.taken).with_host(step, self.pressure.latest());
+        self.tap.pass(&state.forecaster, &moment);
+        let risk = state.forecaster.advance(&moment);
+        state.forecast.clone_from(&risk);
+        risk
+    }
+
+    /// What kubelet, Slurm and the API server said last.
+    fn heard(&self) -> (Option<Arc<Listing>>, Option<Arc<JobListing>>, Told) {
+        let heard = self.registry.lock().map(|registry| (registry.listing(), registry.pods()));
+        let (listing, told) = heard.unwrap_or_default();
+        (listing, self.slurm.latest(), told)
+    }
+
     fn grants(
         &self,
         state: &mut State,
-        (listing, told): (Option<&Listing>, &Told),
+        (listing, jobs, told): (Option<&Listing>, Option<&JobListing>, &Told),
         step: &Step,
         device: &DeviceSample,
         now: Duration,
     ) -> GrantsView {
         let elapsed = now.saturating_sub(state.past);
         state.past = now;
-        let told_sources = told.source();
-        let Some(listing) = listing else {
-            return GrantsView { sources: told_sources.into_iter().collect(), ..GrantsView::default() };
+        let empty = Listing::default();
+        let listing = listing.unwrap_or(&empty);
+        let facts = Facts {
+            jobs: jobs.map_or(JobFacts::NONE, JobListing::facts),
+            ..listing.facts(&self.kubernetes.resources)
         };
-        let facts = listing.facts(&self.kubernetes.resources);
         let library = device.library.as_ref().map(|_| ()).map_err(|reason| *reason);
         let grants = state.book.advance(facts, &step.tenants, &step.gpus, library, elapsed);
-        let sources = sources(listing).into_iter().chain(told_sources).collect();
+        let sources = sources(listing).into_iter().chain(told.source()).collect();
         let mut grants = GrantsView { unread_ids: listing.unread_ids, sources, ..grants };
-        told.name_grants(&mut grants);
+        told.name_grants(&mut grants, self.kubernetes.tenant_namespace);
         grants
     }
 

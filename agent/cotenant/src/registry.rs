@@ -68,7 +68,7 @@ impl Registry {
         let view = host.enter_cgroups();
         let kubelet = kubernetes.ask(&host, confinement);
         let pods = Pods::watch(kubernetes, confinement);
-        let mut names = HostNames::new(host.clone());
+        let mut names = HostNames::new(host.clone()).with_namespaces(kubernetes.tenant_namespace);
         if let Some(kubelet) = &kubelet {
             names = names.with(kubelet);
         }

@@ -3,14 +3,14 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, Write},
+    io::{self, BufReader},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
 use clap::Args;
 use cotenant_model::risk::{Forecaster, Moment};
-use cotenant_recording::{Block, Blocks};
+use cotenant_recording::{Block, Blocks, ReplayError};
 use tracing::warn;
 
 #[derive(Args, Debug)]
@@ -21,20 +21,24 @@ pub(crate) struct Options {
 
 /// Prints one forecast a line, as `/api/v1/risk` had them.
 pub(crate) fn replay(options: &Options) -> Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut forecaster = Forecaster::default();
-    let read = each(&options.file, |part| match part {
-        Part::Start(start) => {
-            forecaster = *start;
+    match cotenant_recording::replay(open(&options.file)?, io::stdout()) {
+        Ok(done) => {
+            done.other_start.into_iter().for_each(tell_other);
             Ok(())
         }
-        Part::Moment(moment) => {
-            serde_json::to_writer(&mut out, &forecaster.advance(&moment)).context("cannot print")?;
-            writeln!(out).context("cannot print")
-        }
-    });
-    out.flush().context("cannot print")?;
-    read
+        // Whoever took the lines has enough of them.
+        Err(ReplayError::Print(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(error).with_context(|| options.file.display().to_string()),
+    }
+}
+
+fn open(path: &Path) -> Result<Blocks<BufReader<File>>> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Blocks::of(BufReader::new(file)).with_context(|| path.display().to_string())
+}
+
+fn tell_other(version: u32) {
+    warn!(version, "the forecaster that this was recorded from was of another version: it begins anew");
 }
 
 pub(crate) enum Part {
@@ -44,18 +48,11 @@ pub(crate) enum Part {
 
 /// Gives every whole part of a recording, then what is wrong with the file, if anything.
 pub(crate) fn each(path: &Path, mut take: impl FnMut(Part) -> Result<()>) -> Result<()> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let blocks = Blocks::of(BufReader::new(file)).with_context(|| path.display().to_string())?;
     let mut moments = 0u64;
-    for block in blocks {
+    for block in open(path)? {
         match block.with_context(|| format!("{}, after {moments} moments", path.display()))? {
             Block::Start(start) => take(Part::Start(start))?,
-            Block::OtherStart { version } => {
-                warn!(
-                    version,
-                    "the forecaster that this was recorded from was of another version: it begins anew"
-                );
-            }
+            Block::OtherStart { version } => tell_other(version),
             Block::Moments(some) => {
                 for moment in some {
                     moments += 1;

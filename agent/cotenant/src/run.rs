@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    io::IsTerminal,
     net::SocketAddr,
     sync::{
         Arc, Mutex,
@@ -37,6 +38,7 @@ use crate::{
     node::Ticker,
     notify::Notify,
     paging::Paging,
+    pressure::Pressure,
     pulse::Pulse,
     record::Tap,
     registry::Registry,
@@ -100,6 +102,8 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         let stop = Arc::clone(&stop);
         threads.push(confined(confinement, Work::Attach, "discovery", move || discovery.run(&stop))?);
     }
+    let pressure = Arc::new(Pressure::default());
+    threads.push(look_at_memory(confinement, &pressure, &host, started, &stop)?);
     let paging = Paging::new(config, &story);
     let pulse = Arc::new(Pulse::new(started, config.agent.interval));
     let ticker = Ticker {
@@ -114,6 +118,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             telemetry.voice(config),
         ),
         reports,
+        slurm: config.slurm.watch(&host, confinement),
         host,
         reader,
         device,
@@ -128,6 +133,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         features,
         published: Arc::clone(&published),
         tap: Arc::clone(&tap),
+        pressure,
         notify: Notify::from_environment(),
         pulse: Arc::clone(&pulse),
         started,
@@ -146,6 +152,11 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     }
     info!(address = %config.server.listen, "serving");
     let served = answer(&runtime, listener, shared, gate);
+    end(&stop, threads, telemetry, runtime);
+    served
+}
+
+fn end(stop: &AtomicBool, threads: Vec<JoinHandle<()>>, telemetry: Telemetry, runtime: Runtime) {
     info!("stopping");
     Notify::from_environment().stopping();
     stop.store(true, Ordering::Relaxed);
@@ -153,7 +164,18 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     telemetry.stop();
     // A connection that a client holds open must not hold the stop up.
     runtime.shutdown_background();
-    served
+}
+
+/// The memory of tenants' cgroups, read beside the tick: a file of a cgroup can take long.
+fn look_at_memory(
+    confinement: Confinement,
+    pressure: &Arc<Pressure>,
+    host: &Host,
+    started: Instant,
+    stop: &Arc<AtomicBool>,
+) -> Result<JoinHandle<()>> {
+    let (pressure, host, stop) = (Arc::clone(pressure), host.clone(), Arc::clone(stop));
+    confined(confinement, Work::Outside, "host-memory", move || pressure.run(&host, started, &stop))
 }
 
 /// Serves until somebody asks for a stop.
@@ -270,7 +292,11 @@ fn tell(features: &[Feature]) {
 fn log(config: &Config) -> Result<()> {
     let filter = EnvFilter::try_new(&config.log.level)
         .with_context(|| format!("log.level {:?} is not a level or filter", config.log.level))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Colours are for people: a journal and a pod's log keep the codes as text.
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = std::io::stderr().is_terminal() && !plain;
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match config.log.format {
         LogFormat::Json => builder.json().init(),
         LogFormat::Text => builder.init(),

@@ -1,5 +1,5 @@
-//! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/incidents, /api/v1/kills, /api/v1/risk,
-//! /api/v1/holders, /api/v1/recording.
+//! Owns the HTTP surface: /metrics, /healthz, /readyz, /status, /api/v1/node, /api/v1/incidents, /api/v1/kills,
+//! /api/v1/risk, /api/v1/holders, /api/v1/recording.
 //! Refuses to collect: a request reads the last view, whatever NVML or the kernel are doing.
 
 mod auth;
@@ -46,6 +46,7 @@ use crate::{
     features,
     pulse::Pulse,
     record::{self, Tap},
+    snapshot::Snapshot,
 };
 
 /// What answers are made of.
@@ -64,6 +65,7 @@ pub(crate) fn router(shared: Shared, gate: &Arc<Gate>) -> Router {
         .route("/healthz", get(alive))
         .route("/readyz", get(ready))
         .route("/status", get(status))
+        .route("/api/v1/node", get(node))
         .route("/api/v1/incidents", get(incidents))
         .route("/api/v1/kills", get(kills))
         .route("/api/v1/risk", get(risk))
@@ -130,6 +132,12 @@ async fn ready(
 async fn status(State(Shared { published, .. }): State<Shared>) -> Response {
     let Some(view) = published.load_full() else { return not_yet() };
     Json(describe(&view)).into_response()
+}
+
+/// The node in figures: what `cotenant top` shows.
+async fn node(State(Shared { published, .. }): State<Shared>) -> Response {
+    let Some(view) = published.load_full() else { return not_yet() };
+    Json(Snapshot::of(&view)).into_response()
 }
 
 /// The last forecast, in the words of a replay.

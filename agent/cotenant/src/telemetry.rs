@@ -40,17 +40,14 @@ impl Telemetry {
             Ok(settings) => settings,
             Err(error) => return off(FeatureState::Broken, format!("{error:#}")),
         };
-        for remark in &settings.remarks {
+        let (attributes, remark) = resource_attributes(&variable);
+        for remark in settings.remarks.iter().chain(&remark) {
             warn!("{remark}");
         }
         if settings.targets.is_empty() {
             return off(FeatureState::Disabled, "no signal is left to send".to_owned());
         }
-        let resource = Resource::new(
-            host(&config.agent.root),
-            env!("CARGO_PKG_VERSION"),
-            resource_attributes(&variable),
-        );
+        let resource = Resource::new(host(&config.agent.root), env!("CARGO_PKG_VERSION"), attributes);
         let views = Arc::clone(published);
         match Sender::start(&settings, resource.clone(), Box::new(move || views.load_full())) {
             Ok(sender) => {

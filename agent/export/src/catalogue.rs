@@ -339,7 +339,7 @@ pub(crate) mod attributes {
          is granted), `stale` (the pod is gone), `reservation` (held for others)",
     );
     pub(crate) const RESOURCE: Attribute = always(
-        "k8s.resource.name",
+        "cotenant.gpu.grant.resource",
         "resource",
         "the name that the device plugin gave, such as `nvidia.com/gpu`",
     );
@@ -373,7 +373,7 @@ pub(crate) mod attributes {
     pub(crate) const OTLP_DROP_REASON: Attribute = always(
         "cotenant.otlp.drop.reason",
         "reason",
-        "`queue_full`, `refused` (the receiver will never take it), `rejected` (a part of a request that it took), \
+        "`queue_full` (no room while the receiver was away), `refused` (the receiver will never take it), `rejected` (a part of a request that it took), \
          `too_old` (half an hour), `stopped`, `superseded` (delta: levels of a failed export), `sampled_out`",
     );
     pub(crate) const OTLP_FAILURE_REASON: Attribute = always(

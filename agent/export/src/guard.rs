@@ -106,6 +106,10 @@ impl Guard {
                 *tenant = Tenant::other();
             }
         }
+        let memory = view.risk.host.iter_mut().flat_map(|host| &mut host.tenants);
+        for tenant in memory.map(|of| &mut of.tenant).filter(|tenant| folded(tenant)) {
+            *tenant = Tenant::other();
+        }
     }
 
     /// Edges of folded tenants become edges of `other`, which for the same reason as its counters only grow.

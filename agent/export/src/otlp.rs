@@ -21,6 +21,7 @@ pub use call::Call;
 pub use client::ClientError;
 pub use exemplars::Exemplars;
 pub(crate) use exemplars::Mark;
+pub use points::Histograms;
 pub use resource::{Host, Resource};
 pub use sender::{Account, Sender, Source, StartError};
 pub use settings::{

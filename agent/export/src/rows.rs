@@ -6,6 +6,7 @@ mod blame;
 mod device;
 mod events;
 mod grant;
+mod memory;
 mod risk;
 mod tenant;
 
@@ -103,6 +104,7 @@ pub fn rows(view: &View) -> Vec<Row> {
     events::write(&mut sheet, view);
     grant::write(&mut sheet, view);
     risk::write(&mut sheet, view);
+    memory::write(&mut sheet, view);
     tenant::write(&mut sheet, view);
     sheet.finish()
 }

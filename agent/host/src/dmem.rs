@@ -59,13 +59,7 @@ impl Host {
     /// and without those that it is not switched on for.
     pub fn dmem(&self, cgroup: &str) -> Result<Vec<Dmem>, HostError> {
         let Some(mut directory) = self.dmem_hierarchy() else { return Ok(Vec::new()) };
-        let below = cgroup.trim_matches('/');
-        if below.split('/').any(|segment| segment == "..") {
-            return Err(HostError::Malformed {
-                path: directory.join(below),
-                what: "a cgroup path that leaves its root",
-            });
-        }
+        let below = read::below(&directory, cgroup)?;
         let mut levels = Vec::new();
         // The root has a capacity and no limits.
         for segment in below.split('/').filter(|segment| !segment.is_empty()).take(MOST_LEVELS) {

@@ -3,7 +3,7 @@
 
 mod path;
 mod process;
-mod shape;
+pub(crate) mod shape;
 mod view;
 
 use cotenant_model::{Tenant, TenantKind};
@@ -203,6 +203,12 @@ impl Asked<'_> {
                 ..Identity::new(Kind::RuntimeHelper, Tenant::plain(TenantKind::System, what))
             },
             Place::Container { runtime, id, task, owner } => self.container(runtime, id, task, owner),
+            Place::Task(task) => Identity {
+                id: Some(task.clone()),
+                name: Some(task.clone()),
+                runtime: Some(Runtime::Ecs),
+                ..Identity::new(Kind::EcsTask, Tenant::plain(TenantKind::Ecs, &task))
+            },
             Place::Sibling { runtime, id } => self.sibling(runtime, id),
             Place::Strange { parent, id } => match self.names.adopted(&id, &parent) {
                 Some((runtime, named)) => container(runtime, id, Some(named)),

@@ -15,7 +15,7 @@ use crate::mappings::Mapping;
 use crate::{Host, read};
 
 /// Where distributions and the GPU operator put the driver, when nothing runs that could be asked.
-pub(crate) const CONFIGURED: [&str; 16] = [
+pub(crate) const CONFIGURED: [&str; 17] = [
     "run/nvidia/driver/usr/lib64",
     "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
     "run/nvidia/driver/usr/lib/aarch64-linux-gnu",
@@ -24,6 +24,7 @@ pub(crate) const CONFIGURED: [&str; 16] = [
     "usr/local/glibc/lib",
     "home/kubernetes/bin/nvidia/lib64",
     "var/lib/nvidia/lib64",
+    "usr/lib/nvidia/tesla",
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",

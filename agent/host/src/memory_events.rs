@@ -43,11 +43,8 @@ impl Host {
     /// no memory controller, or at a root that counts nothing; an error that `is_gone` once the cgroup was removed.
     pub fn memory_events(&self, cgroup: &str) -> Result<Option<MemoryEvents>, HostError> {
         let Some((hierarchy, file)) = self.memory_hierarchy() else { return Ok(None) };
-        let below = cgroup.trim_matches('/');
+        let below = read::below(&hierarchy, cgroup)?;
         let path = hierarchy.join(below).join(file);
-        if below.split('/').any(|segment| segment == "..") {
-            return Err(HostError::Malformed { path, what: "a cgroup path that leaves its root" });
-        }
         let text = match read::text(&path, LIMIT) {
             Err(error) if below.is_empty() && error.is_gone() => return Ok(None),
             other => other?,

@@ -60,11 +60,13 @@ pub struct HostNames {
     host: Host,
     listing: Option<Arc<ArcSwap<Listing>>>,
     roster: Option<Arc<ArcSwap<Roster>>>,
+    /// A pod that no label gives to a team is its namespace's.
+    by_namespace: bool,
 }
 
 impl HostNames {
     pub fn new(host: Host) -> Self {
-        Self { host, listing: None, roster: None }
+        Self { host, listing: None, roster: None, by_namespace: false }
     }
 
     /// Also from what kubelet and the runtime answer.
@@ -77,6 +79,12 @@ impl HostNames {
     #[must_use]
     pub fn with_pods(self, watch: &PodWatch) -> Self {
         Self { roster: Some(watch.share()), ..self }
+    }
+
+    /// Whether a pod that no label gives to a team is its namespace's.
+    #[must_use]
+    pub fn with_namespaces(self, by_namespace: bool) -> Self {
+        Self { by_namespace, ..self }
     }
 
     /// Grows with what the API server tells: an identity that was unsettled may be settled since.
@@ -116,7 +124,13 @@ impl Names for HostNames {
     }
 
     fn team(&self, uid: &str, name: Option<&PodName>) -> Team {
-        self.roster.as_ref().map_or(Team::NotAsked, |roster| roster.load().team(uid, name))
+        let told = self.roster.as_ref().map_or(Team::NotAsked, |roster| roster.load().team(uid, name));
+        match (told, name) {
+            (Team::NotAsked | Team::None, Some(name)) if self.by_namespace => {
+                Team::Known(name.namespace.clone())
+            }
+            (told, _) => told,
+        }
     }
 
     fn pod_container(&self, pod_uid: &str, container_id: &str) -> Option<String> {
@@ -133,7 +147,8 @@ impl Names for HostNames {
     }
 
     fn adopted(&self, id: &str, parent: &str) -> Option<(Runtime, Named)> {
-        self.docker_below(id, parent).map(|named| (Runtime::Docker, named))
+        let docker = self.docker_below(id, parent).map(|named| (Runtime::Docker, named));
+        docker.or_else(|| Some((Runtime::Containerd, self.containerd_below(id, parent)?)))
     }
 }
 

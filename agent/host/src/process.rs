@@ -116,7 +116,7 @@ impl Host {
 
     /// `/proc/PID/cgroup`, for [`crate::identify`].
     pub fn cgroup(&self, pid: u32) -> Result<String, HostError> {
-        read::text(&self.process_file(pid, "cgroup"), CGROUP_LIMIT)
+        Ok(read::exact(&read::bytes(&self.process_file(pid, "cgroup"), CGROUP_LIMIT)?))
     }
 
     /// CPU time and resident memory of the agent itself.

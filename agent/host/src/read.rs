@@ -1,6 +1,7 @@
 //! Owns bounded reading: nothing a tenant can make long is read whole.
 //! Refuses parsing.
 
+use std::fmt::Write;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -41,6 +42,28 @@ fn owned(path: &Path, limit: u64, uid: Option<u32>) -> Result<Vec<u8>, HostError
 /// As [`bytes`], with what is not UTF-8 replaced.
 pub(crate) fn text(path: &Path, limit: u64) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes(path, limit)?).into_owned())
+}
+
+/// Bytes as text, with what is not UTF-8 as `\xff`: two names that differ in it stay two.
+pub fn exact(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+/// A cgroup's path below its hierarchy, without slashes around it.
+pub(crate) fn below<'a>(hierarchy: &Path, cgroup: &'a str) -> Result<&'a str, HostError> {
+    let below = cgroup.trim_matches('/');
+    if below.split('/').any(|segment| segment == "..") {
+        let what = "a cgroup path that leaves its root";
+        return Err(HostError::Malformed { path: hierarchy.join(below), what });
+    }
+    Ok(below)
 }
 
 /// Names in a directory, at most `limit`; none if it cannot be read.

@@ -1,5 +1,5 @@
-//! Owns what the kernel lets this process do, and why it refuses what it refuses: capabilities, and what takes them back.
-//! Refuses to ask for more, and to give anything up.
+//! Owns what the kernel lets this process do: capabilities, and what takes them back.
+//! Refuses to ask for more, to give anything up, and to say why a call was refused: whoever tried it knows more.
 
 use std::fmt;
 use std::path::Path;
@@ -72,26 +72,20 @@ pub struct Rights {
     perf_event_paranoid: Option<i32>,
     /// A seccomp filter judges this process's system calls.
     filtered: bool,
-    /// The kernel's lockdown, where it is on.
-    lockdown: Option<String>,
 }
 
 impl Rights {
-    /// Pure over the texts of `status` and `uid_map` of a process, `perf_event_paranoid` and securityfs's `lockdown`.
-    fn parse(status: &str, users: &str, paranoid: &str, lockdown: &str) -> Self {
+    /// Pure over the texts of `status` and `uid_map` of a process, and `perf_event_paranoid`.
+    fn parse(status: &str, users: &str, paranoid: &str) -> Self {
         let field = |name: &str| {
             status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
         };
-        // `none [integrity] confidentiality`: the one in force is in brackets.
-        let level =
-            lockdown.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(level, _)| level);
         let apart = !users.is_empty() && users.split_whitespace().ne(HOST_USERS);
         Self {
             apart,
             effective: field("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0),
             perf_event_paranoid: paranoid.trim().parse().ok(),
             filtered: field("Seccomp") == Some("2"),
-            lockdown: level.filter(|level| *level != "none").map(str::to_owned),
         }
     }
 
@@ -132,48 +126,6 @@ impl Rights {
     pub fn lacks(&self, wanted: &[Capability]) -> Option<Capability> {
         wanted.iter().copied().find(|capability| !self.has(*capability))
     }
-
-    /// Why `bpf()` or `perf_event_open()` was refused, and what to do, as far as that can be told from here.
-    pub fn why_refused(&self) -> Option<String> {
-        if self.apart {
-            return Some(
-                "the agent runs in a user namespace of its own, whose capabilities count for nothing here: run it in the \
-                 host's (Kubernetes: hostUsers: true)"
-                    .to_owned(),
-            );
-        }
-        let lacking: Vec<&str> = [Capability::Bpf, Capability::Perfmon]
-            .into_iter()
-            .filter(|capability| !self.has(*capability))
-            .map(Capability::as_str)
-            .collect();
-        if !lacking.is_empty() {
-            return Some(format!("needs {}", lacking.join(" and ")));
-        }
-        if let Some(level) = &self.lockdown
-            && level == "confidentiality"
-        {
-            return Some(
-                "the kernel is locked down (confidentiality), which forbids reading kernel memory: boot with \
-                 lockdown=integrity or without it"
-                    .to_owned(),
-            );
-        }
-        if self.filtered {
-            return Some(
-                "CAP_BPF and CAP_PERFMON are there, and a seccomp filter refuses: allow bpf and perf_event_open in the \
-                 profile (deploy has one)"
-                    .to_owned(),
-            );
-        }
-        let level = self.perf_event_paranoid.filter(|level| *level >= PATCHED_LEVEL)?;
-        (!self.has(Capability::SysAdmin)).then(|| {
-            format!(
-                "kernel.perf_event_paranoid is {level}, where this distribution's kernel wants CAP_SYS_ADMIN in spite of \
-                 CAP_PERFMON: run `sysctl kernel.perf_event_paranoid=2`, or give CAP_SYS_ADMIN"
-            )
-        })
-    }
 }
 
 impl Host {
@@ -184,7 +136,6 @@ impl Host {
             &text("proc/self/status"),
             &text("proc/self/uid_map"),
             &text("proc/sys/kernel/perf_event_paranoid"),
-            &text("sys/kernel/security/lockdown"),
         )
     }
 
@@ -195,7 +146,6 @@ impl Host {
             &text(Path::new("/proc/thread-self/status")),
             &text(Path::new("/proc/thread-self/uid_map")),
             &text(&self.path("proc/sys/kernel/perf_event_paranoid")),
-            &text(&self.path("sys/kernel/security/lockdown")),
         )
     }
 }
@@ -204,57 +154,41 @@ impl Host {
 mod tests {
     use super::*;
 
-    fn rights(capabilities: &[Capability], seccomp: u8, paranoid: &str, lockdown: &str) -> Rights {
+    fn rights(capabilities: &[Capability], seccomp: u8, paranoid: &str) -> Rights {
         let effective = capabilities.iter().fold(0u64, |set, capability| set | 1 << (*capability as u32));
-        Rights::parse(
-            &format!("Name:\tcotenant\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n"),
-            "         0          0 4294967295\n",
-            paranoid,
-            lockdown,
-        )
-    }
-
-    const BOTH: &[Capability] = &[Capability::Bpf, Capability::Perfmon];
-
-    #[test]
-    fn c72_the_one_missing_thing_is_named() {
-        assert_eq!(rights(&[], 0, "2", "").why_refused().unwrap(), "needs CAP_BPF and CAP_PERFMON");
-        assert_eq!(rights(&BOTH[..1], 0, "4", "").why_refused().unwrap(), "needs CAP_PERFMON");
-        let debian = rights(BOTH, 0, "3\n", "").why_refused().unwrap();
-        assert!(debian.contains("perf_event_paranoid is 3") && debian.contains("CAP_SYS_ADMIN"), "{debian}");
-        // With it nothing is left to blame.
-        assert_eq!(rights(&[Capability::SysAdmin], 0, "4", "").why_refused(), None);
-        assert_eq!(rights(BOTH, 0, "2", "").why_refused(), None);
+        let status = format!("Name:\tcotenant\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n");
+        Rights::parse(&status, "         0          0 4294967295\n", paranoid)
     }
 
     #[test]
-    fn c73_a_filter_is_told_from_a_missing_capability() {
-        assert!(rights(BOTH, 2, "2", "").why_refused().unwrap().contains("seccomp"));
-        assert_eq!(rights(&BOTH[1..], 2, "2", "").why_refused().unwrap(), "needs CAP_BPF");
+    fn c72_sys_admin_is_rested_on_where_nothing_finer_is_given_or_it_is_wanted_beside() {
+        let all = [Capability::Bpf, Capability::Perfmon, Capability::SysAdmin];
+        assert!(rights(&all[2..], 0, "2").rests_on_admin());
+        assert!(rights(&all[1..], 0, "2").rests_on_admin());
+        assert!(!rights(&all, 0, "2").rests_on_admin() && !rights(&all, 0, "").rests_on_admin());
+        assert!(rights(&all, 0, "3\n").rests_on_admin());
+        assert!(!rights(&all[..2], 0, "4").rests_on_admin());
+    }
+
+    #[test]
+    fn c73_a_filter_is_seen() {
+        assert!(rights(&[], 2, "2").are_filtered() && !rights(&[], 0, "2").are_filtered());
     }
 
     #[test]
     fn capabilities_of_a_user_namespace_count_for_nothing() {
         let status = "CapEff:\t000001ffffffffff\nSeccomp:\t0\n";
-        let apart = Rights::parse(status, "         0       1000          1\n", "2", "");
+        let apart = Rights::parse(status, "         0       1000          1\n", "2");
         assert!(!apart.has(Capability::SysPtrace) && !apart.rests_on_admin());
-        assert!(apart.why_refused().unwrap().contains("user namespace"));
-        assert!(Rights::parse(status, "0 0 4294967295\n", "2", "").has(Capability::SysPtrace));
+        assert!(apart.are_apart());
+        assert!(Rights::parse(status, "0 0 4294967295\n", "2").has(Capability::SysPtrace));
         // A kernel without user namespaces has no such file.
-        assert!(Rights::parse(status, "", "2", "").has(Capability::SysPtrace));
-    }
-
-    #[test]
-    fn lockdown_is_a_reason_where_it_forbids_reading() {
-        let of = |lockdown| rights(BOTH, 0, "2", lockdown).why_refused();
-        assert!(of("none integrity [confidentiality]\n").unwrap().contains("locked down"));
-        assert_eq!(of("none [integrity] confidentiality\n"), None);
-        assert_eq!(of("[none] integrity confidentiality\n"), None);
+        assert!(Rights::parse(status, "", "2").has(Capability::SysPtrace));
     }
 
     #[test]
     fn sys_admin_stands_for_what_was_split_off_it_only() {
-        let admin = rights(&[Capability::SysAdmin], 0, "2", "");
+        let admin = rights(&[Capability::SysAdmin], 0, "2");
         assert_eq!(admin.lacks(&[Capability::Bpf, Capability::Perfmon, Capability::CheckpointRestore]), None);
         assert_eq!(admin.lacks(&[Capability::SysPtrace]), Some(Capability::SysPtrace));
         assert_eq!(admin.lacks(&[Capability::Syslog]), Some(Capability::Syslog));

@@ -4,6 +4,7 @@
 mod book;
 mod declared;
 mod holding;
+mod job;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,6 +12,7 @@ use std::fmt;
 pub use book::{Book, GrantsView, RequestRow, ShareRow, SourceView, StandingRow};
 pub use declared::{Amount, Declared, Request, RequestSource};
 pub use holding::Facts;
+pub use job::{JobDevice, JobFacts, JobGrant};
 
 use crate::{GpuId, Reading};
 
@@ -271,6 +273,24 @@ impl GrantedDevice {
             Self::Known(DeviceId { physical: Physical::Node(minor), .. }) => node(*minor),
             Self::Claimed { .. } => None,
         }
+    }
+
+    /// The GPU of a claim, and whether only a MIG device of it was granted. NVIDIA's driver calls them `gpu-N` and `gpu-N-mig-…`,
+    /// with N the index in its first releases and the device node's number since: it is known where both are one GPU's.
+    fn claimed(
+        &self,
+        minors: &std::collections::BTreeMap<u32, GpuId>,
+        indexes: &std::collections::BTreeMap<u32, GpuId>,
+    ) -> Option<(GpuId, bool)> {
+        let Self::Claimed { device, .. } = self else { return None };
+        let rest = device.strip_prefix("gpu-")?;
+        if let Some((uuid, "")) = split_uuid(rest) {
+            return Some((GpuId::from_nvml(&format!("GPU-{uuid}")), false));
+        }
+        let (of, part) = rest.split_once("-mig-").map_or((rest, false), |(of, _)| (of, true));
+        let of = number(of)?;
+        let gpu = indexes.get(&of).filter(|gpu| minors.get(&of) == Some(gpu))?;
+        Some((gpu.clone(), part))
     }
 }
 

@@ -6,6 +6,7 @@
 mod bend;
 mod forecast;
 mod gpu;
+mod host;
 mod identity;
 mod moment;
 mod peaks;
@@ -21,6 +22,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 pub use forecast::{Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, Kept, TenantForecast};
+pub use host::{
+    HostForecast, HostMemory, HostMoment, MemoryForecast, PLACES, Place, TenantMemory, TenantMemoryForecast,
+};
 pub use moment::{GpuMemory, GpuMoment, Holding, Moment, TenantMoment};
 
 use crate::{GpuId, Tenant};
@@ -28,7 +32,7 @@ use gpu::Gpu;
 
 /// The version of what a [`Forecaster`] remembers: goes up with every change of it, so that no recording is gone on
 /// with by another's memory.
-pub const KNOWLEDGE: u32 = 2;
+pub const KNOWLEDGE: u32 = 3;
 /// What is looked ahead, in seconds. The middle one is the one to warn by.
 pub const HORIZONS: [f64; 3] = [10.0, 60.0, 300.0];
 /// The spelling of [`HORIZONS`] as a label.
@@ -51,6 +55,7 @@ pub struct Forecaster {
     /// Time that each tenant has waited for reclaim, in ns, as of the last moment.
     #[serde(with = "identity::map")]
     reclaim: BTreeMap<Tenant, u64>,
+    memory: host::Memory,
 }
 
 impl Forecaster {
@@ -87,6 +92,7 @@ impl Forecaster {
             let state = self.gpus.entry(gpu.gpu.clone()).or_default();
             gpus.extend(state.advance(&gpu.gpu, at, gpu.polled.as_secs_f64(), memory, holdings, reclaim));
         }
-        Forecast { at: moment.at, gpus }
+        let host = moment.host.as_ref().map(|host| self.memory.advance(host));
+        Forecast { at: moment.at, gpus, host }
     }
 }

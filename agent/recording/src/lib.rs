@@ -7,15 +7,20 @@
 //! The version is that of [`Moment`] alone. What a forecaster knew is of use to its like only: it has a version of its
 //! own, and a recording whose beginning is another forecaster's is read from the first moment on.
 
+mod replay;
+
 use std::io::{self, Read};
 
-use cotenant_model::risk::{Forecaster, KNOWLEDGE, Moment};
+use cotenant_model::risk::{Forecaster, HostMoment, KNOWLEDGE, Moment};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use replay::{ReplayError, Replayed, replay};
+
 const NAME: [u8; 12] = *b"cotenant-rec";
-/// Goes up with every change of [`Moment`].
-const VERSION: u32 = 2;
+/// Goes up with every change of [`Moment`]. 3 has host memory beside each moment; of 2 it is unknown.
+const VERSION: u32 = 3;
+const OLDEST: u32 = 2;
 /// Fast, and moments are much alike: more effort wins little.
 const LEVEL: i32 = 3;
 /// No block is larger, packed or not: what says so is damaged or foreign.
@@ -42,15 +47,25 @@ pub enum Written<'a> {
 /// A block in the file.
 #[derive(Debug, Deserialize)]
 enum Stored {
-    Start { version: u32, knowledge: Vec<u8> },
+    Start {
+        version: u32,
+        knowledge: Vec<u8>,
+    },
+    /// Up to version 2.
     Moments(Vec<Moment>),
+    Whole(Vec<(Moment, Option<HostMoment>)>),
 }
 
 /// [`Stored`] as it is written.
 #[derive(Debug, Serialize)]
 enum Storing<'a> {
-    Start { version: u32, knowledge: Vec<u8> },
+    Start {
+        version: u32,
+        knowledge: Vec<u8>,
+    },
+    #[allow(dead_code, reason = "keeps the next one's number")]
     Moments(&'a [Moment]),
+    Whole(Vec<(&'a Moment, &'a Option<HostMoment>)>),
 }
 
 #[derive(Debug, Error)]
@@ -58,7 +73,7 @@ pub enum FormatError {
     #[error("this is no recording: it does not begin with one's name; make one with: cotenant record FILE")]
     Foreign,
     #[error(
-        "this recording is of version {0}, and this program reads version {VERSION}: use the cotenant it was made with"
+        "this recording is of version {0}, and this program reads versions {OLDEST} to {VERSION}: use the cotenant it was made with"
     )]
     Version(u32),
     #[error(
@@ -87,7 +102,9 @@ pub fn head() -> Vec<u8> {
 /// A block with its length and sum.
 pub fn pack(block: &Written<'_>) -> Result<Vec<u8>, FormatError> {
     let storing = match block {
-        Written::Moments(moments) => Storing::Moments(moments),
+        Written::Moments(moments) => {
+            Storing::Whole(moments.iter().map(|moment| (moment, &moment.host)).collect())
+        }
         Written::Start(forecaster) => Storing::Start {
             version: KNOWLEDGE,
             knowledge: postcard::to_stdvec(forecaster).map_err(FormatError::Encode)?,
@@ -116,7 +133,7 @@ impl<R: Read> Blocks<R> {
         }
         let [.., a, b, c, d] = head;
         match u32::from_le_bytes([a, b, c, d]) {
-            VERSION => Ok(Self { from, ended: false }),
+            OLDEST..=VERSION => Ok(Self { from, ended: false }),
             other => Err(FormatError::Version(other)),
         }
     }
@@ -148,6 +165,9 @@ impl<R: Read> Blocks<R> {
             .map_err(FormatError::Unpack)?;
         let block = match postcard::from_bytes(&plain).map_err(FormatError::Decode)? {
             Stored::Moments(moments) => Block::Moments(moments),
+            Stored::Whole(moments) => {
+                Block::Moments(moments.into_iter().map(|(moment, host)| Moment { host, ..moment }).collect())
+            }
             Stored::Start { version: KNOWLEDGE, knowledge } => {
                 Block::Start(Box::new(postcard::from_bytes(&knowledge).map_err(FormatError::Decode)?))
             }

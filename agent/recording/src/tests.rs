@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use cotenant_model::risk::{GpuMemory, GpuMoment, Holding, TenantMoment};
+use cotenant_model::risk::{GpuMemory, GpuMoment, Holding, HostMemory, Place, TenantMemory, TenantMoment};
 use cotenant_model::{GpuId, Tenant, TenantKind};
 
 use super::*;
@@ -39,8 +39,25 @@ fn busy(second: u64, tenants: u64) -> Moment {
         };
         TenantMoment { tenant, holdings: vec![holding], reclaim_waits: index, reclaim_ns: second * index }
     };
+    let memory_of = |of: TenantMoment| {
+        // In steps of a MiB, as the agent reads it.
+        let moved = second.saturating_sub((second + of.reclaim_waits) % 2);
+        let held = noise(moved, of.reclaim_waits) >> 8 << 20;
+        let path = format!(
+            "/kubepods.slice/kubepods-pod{}.slice/cri-containerd-{}",
+            of.tenant.name, of.reclaim_waits
+        );
+        let places = vec![Place { path, limit: Some(64 << 30), held }];
+        TenantMemory { tenant: of.tenant, pinned: of.reclaim_waits << 20, places }
+    };
+    let host = HostMoment {
+        taken: Duration::from_secs(second),
+        memory: Some(HostMemory { total: 2 << 40, available: noise(9, second) >> 8 << 20 }),
+        tenants: (0..tenants).map(tenant).map(memory_of).collect(),
+    };
     Moment {
         at: Duration::from_millis(second * 1000 + 3),
+        host: Some(host),
         gpus: (0..8).map(|index| GpuMoment { gpu: gpu(index), polled, memory: Some(memory) }).collect(),
         tenants: (0..tenants).map(tenant).collect(),
     }
@@ -71,28 +88,33 @@ fn live_and_replayed_forecasts_are_the_same_to_the_byte() {
         }
     }
     let mut replayed = Vec::new();
-    let mut forecaster = Forecaster::default();
-    for block in Blocks::of(recording(100).as_slice()).unwrap() {
-        match block.unwrap() {
-            Block::Start(start) => forecaster = *start,
-            Block::OtherStart { version } => panic!("forecaster {version} is not this one"),
-            Block::Moments(moments) => replayed
-                .extend(moments.iter().map(|of| serde_json::to_string(&forecaster.advance(of)).unwrap())),
-        }
-    }
-    assert!(said.last().unwrap().contains("GPU-00000007"), "nothing was forecast");
+    let done = replay(Blocks::of(recording(100).as_slice()).unwrap(), &mut replayed).unwrap();
+    assert_eq!(done, Replayed { moments: 100, other_start: None });
+    let replayed: Vec<&str> = std::str::from_utf8(&replayed).unwrap().lines().collect();
+    let last = said.last().unwrap();
+    assert!(last.contains("GPU-00000007") && last.contains("\"room\""), "nothing was forecast");
     assert_eq!(said, replayed);
+}
+
+fn framed(stored: &Storing<'_>) -> Vec<u8> {
+    let payload = zstd::bulk::compress(&postcard::to_stdvec(stored).unwrap(), LEVEL).unwrap();
+    let length = u32::try_from(payload.len()).unwrap().to_le_bytes();
+    [&length[..], &crc32fast::hash(&payload).to_le_bytes(), &payload].concat()
+}
+
+#[test]
+fn recordings_from_before_host_memory_are_read_without_it() {
+    let mut file = [&NAME[..], &2_u32.to_le_bytes()].concat();
+    file.extend(framed(&Storing::Moments(&[busy(40, 12)])));
+    let blocks: Vec<Block> = Blocks::of(file.as_slice()).unwrap().map(Result::unwrap).collect();
+    let wanted = Moment { host: None, ..busy(40, 12) };
+    assert!(matches!(&blocks[..], [Block::Moments(moments)] if *moments == [wanted.clone()]));
 }
 
 #[test]
 fn moments_are_read_after_the_start_of_another_forecaster() {
-    let plain =
-        postcard::to_stdvec(&Storing::Start { version: KNOWLEDGE + 1, knowledge: vec![1, 2, 3] }).unwrap();
-    let payload = zstd::bulk::compress(&plain, LEVEL).unwrap();
     let mut file = head();
-    file.extend(u32::try_from(payload.len()).unwrap().to_le_bytes());
-    file.extend(crc32fast::hash(&payload).to_le_bytes());
-    file.extend(payload);
+    file.extend(framed(&Storing::Start { version: KNOWLEDGE + 1, knowledge: vec![1, 2, 3] }));
     file.extend(pack(&Written::Moments(&[busy(40, 12)])).unwrap());
     let blocks: Vec<Block> = Blocks::of(file.as_slice()).unwrap().map(Result::unwrap).collect();
     assert!(matches!(&blocks[0], Block::OtherStart { version } if *version == KNOWLEDGE + 1));
@@ -112,6 +134,30 @@ fn a_recording_that_breaks_off_anywhere_gives_what_was_whole() {
             assert!(matches!(error, FormatError::CutShort), "{error}");
         }
     }
+}
+
+/// Nobody reads it.
+struct Closed;
+
+impl io::Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_replay_keeps_what_was_whole_and_ends_when_nobody_takes_its_lines() {
+    let whole = recording(30);
+    let mut lines = Vec::new();
+    let broken = replay(Blocks::of(&whole[..whole.len() - 9]).unwrap(), &mut lines);
+    assert!(matches!(broken, Err(ReplayError::Format { moments: 20, .. })), "{broken:?}");
+    assert_eq!(std::str::from_utf8(&lines).unwrap().lines().count(), 20);
+    let closed = replay(Blocks::of(recording(1000).as_slice()).unwrap(), Closed);
+    assert!(matches!(&closed, Err(ReplayError::Print(error)) if error.kind() == io::ErrorKind::BrokenPipe));
 }
 
 #[test]

@@ -259,8 +259,8 @@ impl Agent {
 
     /// One HTTP request, as a scraper makes it.
     pub fn get(&self, path: &str, accept: &str) -> Result<String> {
-        let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(2))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(2) * slowness())?;
+        stream.set_read_timeout(Some(Duration::from_secs(5) * slowness()))?;
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: agent\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
@@ -422,6 +422,11 @@ impl Tenant {
     pub fn ending(&mut self) -> Result<ExitStatus> {
         drop(self.stdin.take());
         Ok(self.child.wait()?)
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use cotenant_node::{Agent, Cgroup, Doctor, SimulatedNode, World};
+use cotenant_node::{Agent, Cgroup, Doctor, SimulatedNode, World, artefacts};
 use cotenant_sim_state::NodeConfig;
 use serde_json::{Value, json};
 
@@ -375,5 +375,43 @@ fn a_bundle_has_what_helps_and_no_secret() -> Result<()> {
     let again = node.doctor(&[], &["--bundle", bundle])?;
     ensure!(again.code == Some(2), "a file that is there is not written over");
     drop(agent);
+    Ok(())
+}
+
+/// A parser's complaint comes with the line that it is about, and the others' come with what was configured.
+#[test]
+fn a_bundle_of_a_configuration_that_is_wrong_has_no_secret_either() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let config = directory.path().join("wrong.toml");
+    for (at, (wrong, place)) in [
+        ("[otlp]\nheaders = { authorization = \"Bearer hunter2\", x-team = 5 }\n", "line 2, column"),
+        ("[otlp]\nheaders = \"hunter2\"\n", "line 2, column"),
+        ("[otlp]\nheaders = { authorization = \"hunter2\n", "line 2"),
+        ("[otlp]\nenabled = true\nendpoint = \"ftp://bob:hunter2@collector\"\n", "http://collector"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        fs::write(&config, wrong)?;
+        let bundle = directory.path().join(format!("bundle-{at}.tar.gz"));
+        let (config, bundle) = (config.to_str().context("a path")?, bundle.to_str().context("a path")?);
+        let cotenant = artefacts()?.join("cotenant");
+        let arguments = ["doctor", "--output", "json", "--config", config, "--bundle", bundle];
+        let doctor = Command::new(&cotenant).args(arguments).output()?;
+        let page: Value = serde_json::from_slice(&doctor.stdout)?;
+        ensure!(doctor.status.code() == Some(2) && page["verdict"] == "broken", "{}", page["verdict"]);
+        let checks = page["checks"].as_array().context("checks")?;
+        let told = checks.iter().find(|check| check["name"] == "configuration").context("configuration")?;
+        let seen = told["seen"].as_str().context("seen")?;
+        ensure!(told["state"] == "broken" && seen.contains(place), "{told}");
+        let text = Command::new("tar").args(["xzf", bundle, "--to-stdout"]).output()?;
+        let checked = Command::new(&cotenant).args(["config", "check", config]).output()?;
+        for (whose, said) in
+            [("the bundle", &text.stdout), ("the doctor", &doctor.stdout), ("config check", &checked.stderr)]
+        {
+            let said = String::from_utf8_lossy(said);
+            ensure!(!said.is_empty() && !said.contains("hunter2"), "{whose}: {said}");
+        }
+    }
     Ok(())
 }

@@ -3,10 +3,13 @@
 
 use std::{
     fs,
+    io::Read,
+    net::TcpListener,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Command, Output},
-    thread::sleep,
+    sync::mpsc,
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
@@ -162,6 +165,36 @@ fn c80_an_annotation_mounted_as_a_file_does_the_same() -> Result<()> {
     println!("let go in {:?}", stage.until_let_go()?);
     stage.assert_released("nvml.release_file")?;
     fs::write(&file, "false")?;
+    stage.until_back()
+}
+
+/// A collector that takes every connection and never answers: the thread that exports waits for it, and nobody else.
+#[test]
+fn c80_an_export_that_hangs_does_not_keep_the_driver() -> Result<()> {
+    let collector = TcpListener::bind("127.0.0.1:0")?;
+    let address = collector.local_addr()?;
+    let (told, heard) = mpsc::channel();
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        for stream in collector.incoming().flatten() {
+            let mut first = [0; 4];
+            let asked = (&stream).read(&mut first).is_ok_and(|length| length > 0);
+            kept.push(stream);
+            if told.send(asked).is_err() {
+                return;
+            }
+        }
+    });
+    let otlp = format!(
+        "[otlp]\nenabled = true\nprotocol = \"http/protobuf\"\nendpoint = \"http://{address}\"\ninterval = \"1s\"\n\
+         timeout = \"60s\"\n"
+    );
+    let mut stage = Stage::open(&otlp)?;
+    ensure!(heard.recv_timeout(Duration::from_secs(30))?, "nothing was exported");
+    stage.world.agent.signal(libc::SIGUSR1);
+    println!("let go in {:?} beside an export that hangs", stage.until_let_go()?);
+    stage.assert_released("SIGUSR1")?;
+    stage.world.agent.signal(libc::SIGUSR2);
     stage.until_back()
 }
 

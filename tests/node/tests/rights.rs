@@ -206,7 +206,8 @@ fn c72_under_the_pages_set_everything_works_as_root_and_as_another_user() -> Res
         run.go()?;
         run.assert_exact()?;
         for (feature, (state, reason)) in run.features()? {
-            let off = ["otlp", "alertmanager_push", "grants", "api_watch"].contains(&feature.as_str())
+            let off = ["otlp", "alertmanager_push", "grants", "api_watch", "job_grants"]
+                .contains(&feature.as_str())
                 && state == "disabled";
             // Of the driver's module, of kernels that have the controller, and of Kubernetes: not here.
             let absent =
@@ -430,9 +431,17 @@ fn after_start_each_thread_keeps_what_its_work_takes_and_can_still_attach() -> R
         assert!(sealed, "{thread}");
     }
     let there = |name: &str| held.iter().any(|held| held.thread == name);
-    for name in
-        ["cotenant", "discovery", "tick", "detach", "cotenant-nvml", "tokio-rt-worker", "kubelet", "otlp"]
-    {
+    for name in [
+        "cotenant",
+        "discovery",
+        "tick",
+        "detach",
+        "cotenant-nvml",
+        "tokio-rt-worker",
+        "kubelet",
+        "otlp",
+        "host-memory",
+    ] {
         assert!(
             there(name),
             "{name} is not among {:?}",

@@ -155,6 +155,27 @@ fn c05_c82_a_label_makes_a_team_and_an_outage_changes_no_label_set() -> Result<(
 }
 
 #[test]
+fn c05_a_namespace_makes_a_team_without_any_right() -> Result<()> {
+    let mut cluster = Cluster::create(1, "tenant_namespace = true\n")?;
+    let gpu = cluster.gpu(0);
+    let trainer = cluster.pod("team-a", "trainer", &Notes::granted(std::slice::from_ref(&gpu)))?;
+    let idle = cluster.pod("team-a", "idle", &Notes::granted(std::slice::from_ref(&gpu)))?;
+    let other = cluster.pod("team-b", "other", &Notes::default())?;
+    let _running = [trainer.hold(&cluster, 0, 64)?, other.hold(&cluster, 0, 64)?];
+    let scrape = cluster.world.agent.until(|scrape| {
+        is(scrape, "trainer", "team:team-a")
+            && is(scrape, "other", "team:team-b")
+            && [&trainer.name, &idle.name].iter().all(|pod| {
+                tenant(scrape, "cotenant_gpu_grant_shares", pod)
+                    .is_some_and(|(name, _)| name == "team:team-a")
+            })
+    })?;
+    ensure!(tenant(&scrape, LIVE, "trainer").is_some_and(|(_, kind)| kind == "team"));
+    ensure!(scrape.get(STATE, &[("feature", "api_watch"), ("state", "disabled")]) == Some(1.0));
+    Ok(())
+}
+
+#[test]
 fn c04_c82_a_refusal_names_the_role_and_a_pod_without_other_traces_is_named_once_let_in() -> Result<()> {
     let fake = server()?;
     fake.with(|state| {

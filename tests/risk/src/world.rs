@@ -132,7 +132,7 @@ impl World {
         });
         let (polled, memory) = self.polled.map_or((0, None), |(polled, memory)| (polled, Some(memory)));
         let gpu = GpuMoment { gpu: self.gpu.clone(), polled: Duration::from_secs(polled), memory };
-        Moment { at, gpus: vec![gpu], tenants: tenants.collect() }
+        Moment { at, gpus: vec![gpu], tenants: tenants.collect(), host: None }
     }
 }
 

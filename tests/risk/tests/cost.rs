@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cotenant_model::risk::{Forecaster, GpuMemory, GpuMoment, Holding, Moment, TenantMoment};
 use cotenant_model::{GpuId, Tenant, TenantKind};
-use cotenant_recording::{Block, Blocks, Written, head, pack};
+use cotenant_recording::{Blocks, Written, head, pack, replay};
 use cotenant_risk_runs::{Chance, GIB, LIMIT, MIB};
 
 /// Seconds that this thread has computed.
@@ -58,7 +58,8 @@ impl Node {
         let memory =
             GpuMemory { limit: LIMIT as u64, reserved: None, used: used as u64, free: (LIMIT - used) as u64 };
         let gpus = self.gpus.iter().map(|gpu| GpuMoment { gpu: gpu.clone(), polled, memory: Some(memory) });
-        Moment { at: Duration::from_secs(self.second), gpus: gpus.collect(), tenants: self.tenants.clone() }
+        let (at, gpus) = (Duration::from_secs(self.second), gpus.collect());
+        Moment { at, gpus, tenants: self.tenants.clone(), host: None }
     }
 }
 
@@ -82,8 +83,8 @@ fn a_tick_of_a_large_node_takes_little() {
     }
 }
 
-/// Ten hours of 200 tenants on 8 GPUs, printed as `cotenant replay` prints them. `--ignored`, as it takes minutes;
-/// `COTENANT_HOURS=1` takes a tenth.
+/// Ten hours of 200 tenants on 8 GPUs, as `cotenant replay` does it. `--ignored`, as it takes minutes; `COTENANT_HOURS=1` takes
+/// a tenth, and `COTENANT_RECORDING` names a file to leave the recording in.
 #[test]
 #[ignore = "minutes of processor time"]
 fn ten_hours_replay_in_two_minutes() {
@@ -94,34 +95,22 @@ fn ten_hours_replay_in_two_minutes() {
         let moments: Vec<Moment> = (0..10).map(|_| node.step()).collect();
         file.extend(pack(&Written::Moments(&moments)).unwrap());
     }
-    let (mut forecaster, mut seconds) = (Forecaster::default(), 0);
-    let (mut read, mut forecast, mut print, mut bytes) = (0.0, 0.0, 0.0, 0);
-    let mut line = Vec::new();
-    let mut blocks = Blocks::of(file.as_slice()).unwrap();
-    loop {
-        let begun = computed();
-        let Some(block) = blocks.next() else { break };
-        let Block::Moments(moments) = block.unwrap() else { panic!("there is no start") };
-        let had_read = computed();
-        read += had_read - begun;
-        let said: Vec<_> = moments.iter().map(|moment| forecaster.advance(moment)).collect();
-        let had_forecast = computed();
-        forecast += had_forecast - had_read;
-        for one in &said {
-            line.clear();
-            serde_json::to_writer(&mut line, one).unwrap();
-            bytes += line.len();
-        }
-        print += computed() - had_forecast;
-        seconds += moments.len();
+    if let Some(path) = std::env::var_os("COTENANT_RECORDING") {
+        std::fs::write(path, &file).unwrap();
     }
-    let took = read + forecast + print;
+    let processor = || {
+        let text = std::fs::read_to_string("/proc/self/stat").expect("a Linux host");
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
+    };
+    let (begun, before) = (std::time::Instant::now(), processor());
+    let done = replay(Blocks::of(file.as_slice()).unwrap(), std::io::sink()).unwrap();
+    let (took, computed) = (begun.elapsed().as_secs_f64(), processor() - before);
+    let (bytes, seconds) = (file.len(), done.moments);
     println!(
-        "{seconds} s of 200 tenants on 8 GPUs, {} bytes, {bytes} printed: {took:.1} s, of which {read:.1} to read, {forecast:.1} to \
-         forecast, {print:.1} to print",
-        file.len()
+        "{seconds} s of 200 tenants on 8 GPUs, {bytes} bytes: {took:.1} s, {computed:.1} s of processor time"
     );
     assert_eq!(seconds, 3600 * hours);
-    // A minute is wanted; this is a build without link-time optimisation.
-    assert!(took < 12.0 * hours as f64, "{took} s");
+    // By the clock a minute is wanted of a release build that has two processors to itself: no claim on a busy machine.
+    assert!(computed < 15.0 * hours as f64, "{computed} s");
 }

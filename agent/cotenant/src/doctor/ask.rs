@@ -6,9 +6,8 @@ use std::{net::SocketAddr, time::Duration};
 use serde_json::Value;
 
 use crate::{
-    client::{Access, ClientError, Told},
+    client::{Access, ClientError, Told, reachable},
     discovery::chain,
-    explain::reachable,
 };
 
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -14,10 +14,11 @@ use anyhow::{Context, Result};
 use flate2::{Compression, write::GzEncoder};
 use tar::{Builder, Header};
 
-use super::{ask::fetch, facts::Facts, redact};
+use super::{ask::fetch, facts::Facts};
 use crate::{
     client::Access,
     config::{self, Overrides},
+    redact,
 };
 
 /// Of one file, before compression.

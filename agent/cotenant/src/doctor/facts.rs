@@ -70,6 +70,8 @@ pub(super) struct Facts {
     pub(super) runtime: Option<Answered>,
     /// The API server, asked once; `None` for a recorded host.
     pub(super) api_watch: Option<Feature>,
+    /// What Slurm granted, looked for once.
+    pub(super) job_grants: Feature,
     pub(super) agent: Option<Agent>,
 }
 
@@ -113,6 +115,7 @@ pub(super) fn gather(
         kubelet,
         runtime,
         api_watch: live.then(|| Pods::watch(&config.kubernetes, Confinement::none()).asked_once()),
+        job_grants: config.slurm.asked_once(&host),
         agent: live.then(|| ask::agent(config.server.listen, access)),
         surroundings,
     }

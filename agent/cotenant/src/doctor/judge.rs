@@ -38,6 +38,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Feature> {
     }
     checks.extend(facts.kernel_log.clone());
     checks.extend(facts.api_watch.clone());
+    checks.push(facts.job_grants.clone());
     let gpus = facts.hardware.expected() > 0
         || facts.nvml.as_ref().is_some_and(|(sample, _)| !sample.gpus.is_empty());
     checks.push(libcuda(&facts.copies, gpus, facts.agent.as_ref()));

@@ -86,7 +86,7 @@ fn lacks(capability: Capability) -> Diagnosis {
     )
 }
 
-fn locked() -> Diagnosis {
+pub(super) fn locked() -> Diagnosis {
     let (_, remedy) = super::words::of("lockdown");
     Diagnosis::new("lockdown is at confidentiality", remedy)
 }

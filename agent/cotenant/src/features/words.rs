@@ -102,6 +102,11 @@ static WORDS: &[(&str, &str, &str)] = &[
         "hostPID: true (Kubernetes), --pid=host (docker)",
     ),
     (
+        "job_grants",
+        "what Slurm granted its jobs, beside what they use",
+        "slurm.job_mapping: a directory in which the prolog writes; chown root, chmod 755, files 644. In a container mount it",
+    ),
+    (
         "kernel",
         "attribution: probes need a ring buffer (Linux 5.8) and attach cookies (5.15)",
         "a kernel of 5.15 or later; 6.6 for links of many probes",
@@ -144,7 +149,7 @@ static WORDS: &[(&str, &str, &str)] = &[
     ),
     (
         "lockdown",
-        "every program that reads kernel memory, kprobes and tracefs",
+        "every program that reads kernel memory: waits, process ends, kills, the GPU by the kernel boundary",
         "boot with lockdown=integrity or without lockdown= (it cannot be lowered while running)",
     ),
     (

@@ -88,16 +88,24 @@ impl Told {
         })
     }
 
+    /// Whose the pod is. `by_namespace`: its namespace's, where no label says it and it is known that none does.
+    fn team_of<'a>(&'a self, namespace: &'a str, pod: &str, by_namespace: bool) -> Option<&'a str> {
+        let (labelled, judged) = match self {
+            Self::Known(roster) => (roster.team_of(namespace, pod), roster.has_judged(namespace, pod)),
+            Self::Nothing | Self::Failed(_) => (None, true),
+        };
+        labelled.or_else(|| (by_namespace && judged).then_some(namespace))
+    }
+
     /// Grants speak of pods by name. They are whoever the pods' processes are.
-    pub(crate) fn name_grants(&self, grants: &mut GrantsView) {
-        let Self::Known(roster) = self else { return };
+    pub(crate) fn name_grants(&self, grants: &mut GrantsView, by_namespace: bool) {
         let shares = grants.shares.iter_mut().map(|row| &mut row.tenant);
         let standings = grants.standings.iter_mut().map(|row| &mut row.tenant);
         let requests = grants.requests.iter_mut().map(|row| &mut row.tenant);
         for tenant in shares.chain(standings).chain(requests) {
             if tenant.kind == TenantKind::Pod
                 && let (Some(namespace), Some(pod)) = (&tenant.namespace, &tenant.pod)
-                && let Some(team) = roster.team_of(namespace, pod)
+                && let Some(team) = self.team_of(namespace, pod, by_namespace)
             {
                 let Tenant { name, kind, .. } = Tenant::plain(TenantKind::Team, team);
                 (tenant.name, tenant.kind) = (name, kind);

@@ -7,9 +7,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use axum::http::{HeaderName, HeaderValue};
 use serde::Deserialize;
+
+use crate::redact;
 
 const LONGEST: u64 = 1 << 20;
 /// A check at cost 16 takes about four seconds of a core.
@@ -88,7 +90,7 @@ impl WebConfig {
     fn parse(text: &str) -> Result<Self> {
         // A file with comments only is no document.
         let blank = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
-        let config: Self = if blank { Self::default() } else { serde_saphyr::from_str(text)? };
+        let config: Self = if blank { Self::default() } else { read(text)? };
         config.check()?;
         Ok(config)
     }
@@ -214,6 +216,12 @@ impl TlsServer {
     }
 }
 
+/// Where, and what is wrong with it. The lines around, which the parser would show, have keys and hashes in them.
+fn read(text: &str) -> Result<WebConfig> {
+    serde_saphyr::from_str(text)
+        .map_err(|error| anyhow!("{}", redact::complaint(&error.without_snippet().to_string())))
+}
+
 /// Whether a client must say who it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientAuth {
@@ -242,6 +250,24 @@ mod tests {
 
     fn refused(text: &str) -> String {
         format!("{:#}", WebConfig::parse(text).expect_err(text))
+    }
+
+    #[test]
+    fn no_line_of_the_file_is_in_what_is_said_of_it() {
+        for (text, line) in [
+            (
+                "tls_server_config:\n  key: |\n    hunter2\n  key_fil: x\nbasic_auth_users:\n  a: hunter2\n",
+                "line 4",
+            ),
+            ("basic_auth_users:\n  a: [hunter2]\n", "line 2"),
+            ("basic_auth_users: hunter2\n", "line 1"),
+            ("rate_limit:\n  interval: hunter2\n", "line 2"),
+            ("basic_auth_users: {\n  a: hunter2\n", "line"),
+            ("basic_auth_users:\n  a: hunter2\n", "\"a\""),
+        ] {
+            let said = refused(text);
+            assert!(said.contains(line) && !said.contains("hunter2"), "{said}");
+        }
     }
 
     #[test]

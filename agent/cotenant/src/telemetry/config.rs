@@ -27,6 +27,7 @@ pub(crate) struct Otlp {
     #[serde(with = "humantime_serde")]
     pub(crate) interval: Option<Duration>,
     pub(crate) temporality: Option<String>,
+    pub(crate) histograms: Option<String>,
     pub(crate) queue_items: usize,
     pub(crate) queue_bytes: usize,
     pub(crate) slow_calls_per_second: u32,
@@ -53,6 +54,7 @@ impl Default for Otlp {
             client_key: None,
             interval: None,
             temporality: None,
+            histograms: None,
             queue_items: items,
             queue_bytes: bytes,
             slow_calls_per_second: rates.slow_calls_per_second,
@@ -77,6 +79,7 @@ impl Otlp {
             client_key: self.client_key.clone(),
             interval: self.interval,
             temporality: self.temporality.clone(),
+            histograms: self.histograms.clone(),
             without: without.into_iter().filter(|(wanted, _)| !wanted).map(|(_, signal)| signal).collect(),
         };
         let settings = Settings::resolve(&wishes, variable)?;

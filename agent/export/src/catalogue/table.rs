@@ -216,12 +216,12 @@ catalogue! {
     GrantShares: UpDownCounter Development Unit::count("{share}"), "cotenant.gpu.grant.shares",
         "cotenant_gpu_grant_shares", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID_OR_UNKNOWN, RESOURCE],
         "T x G",
-        "Devices, or shares of one, that the scheduler granted a tenant, from kubelet. A grant, not a use: see \
+        "Devices, or shares of one, that the scheduler granted a tenant, from kubelet or Slurm's prolog. A grant, not a use: see \
          cotenant_gpu_memory_process_bytes. Held for others it is the system's. GPU unknown: a claim without a UUID.";
     GrantState: Gauge Development Unit::STATE, "cotenant.gpu.grant.state", "cotenant_gpu_grant_state",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, GRANT], "T x G x 6",
-        "1 for how grant and use of a GPU stand to each other for a pod, 0 for the others. Not there while kubelet never \
-         answered, and where the use cannot be read. Not there for other.";
+        "1 for how grant and use of a GPU stand to each other for a pod or a job of Slurm's, 0 for the others. Not there while \
+         nobody said what was granted, and where the use cannot be read. Not there for other.";
     IdleHolderAge: Gauge Development Unit::SECONDS, "cotenant.gpu.idle_holder.age",
         "cotenant_gpu_idle_holder_age_seconds", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "How long the longest idle holder of a tenant has done nothing, in seconds. Not there where none is idle.";
@@ -365,7 +365,8 @@ catalogue! {
          was on it in the last ten minutes. What it was told from is on /status.";
     StaleGrants: UpDownCounter Development Unit::count("{grant}"), "cotenant.gpu.stale_grants",
         "cotenant_gpu_stale_grants", [], "1",
-        "Grants in kubelet's list whose pod has no cgroup on this node any more. They hold no memory.";
+        "Grants in kubelet's list, or in the files of Slurm's prolog, whose pod or job is not on this node any more. They hold \
+         no memory.";
     TenantGrowth: Gauge Development Unit::BYTES, "cotenant.gpu.tenant.memory.growth",
         "cotenant_gpu_tenant_memory_growth_bytes",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, HORIZON], "T x G x 3",
@@ -400,12 +401,34 @@ catalogue! {
         "cotenant_gpu_xid_reports_total", [HW_ID_OR_UNKNOWN, XID, XID_SOURCE], "512 x 3",
         "What each source told of Xid faults. A source that tells fewer than another misses some; the faults themselves are \
          in cotenant_gpu_xid_errors_total.";
+    HostMemoryRisk: Gauge Development Unit::RATIO, "cotenant.host.memory.risk", "cotenant_host_memory_risk_ratio",
+        [HORIZON], "3",
+        "Probability that this host has no memory left within the horizon, 0 to 1, from growth and bursts of what it has in \
+         use by the kernel's own estimate. A forecast. Swap is not counted on.";
+    HostMemoryTime: Gauge Development Unit::SECONDS, "cotenant.host.memory.time_to_exhaustion",
+        "cotenant_host_memory_time_to_exhaustion_seconds", [], "1",
+        "Seconds until this host has no memory left if its growth goes on. Not there while nothing grows.";
     IncidentsOpen: UpDownCounter Development Unit::count("{incident}"), "cotenant.incidents.open",
         "cotenant_incidents_open", [], "1",
         "Incidents that go on now. They are on /api/v1/incidents, in words.";
     Incidents: Counter Stable Unit::count("{incident}"), "cotenant.incidents", "cotenant_incidents_total",
         [INCIDENT_KIND], "7",
         "Incidents since the agent came, by kind. One that turns out worse than it began counts under each of its names.";
+    HostLimit: UpDownCounter Development Unit::BYTES, "cotenant.memory.limit", "cotenant_memory_limit_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
+        "Host memory limit of a GPU tenant: of its memory cgroups and those above them the one that is the likeliest to be \
+         reached. Not there without a limit: the host is the bound then.";
+    HostLimitRisk: Gauge Development Unit::RATIO, "cotenant.memory.limit.risk", "cotenant_memory_limit_risk_ratio",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HORIZON], "T x 3",
+        "Probability that a GPU tenant comes to the limit of its memory cgroup, or to the end of the host's memory, within \
+         the horizon, 0 to 1. The kernel kills there. A forecast. Swap is not counted on.";
+    HostLimitTime: Gauge Development Unit::SECONDS, "cotenant.memory.limit.time", "cotenant_memory_limit_time_seconds",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
+        "Seconds until a GPU tenant comes to that limit if its growth goes on. Not there while nothing grows.";
+    HostUsage: UpDownCounter Development Unit::BYTES, "cotenant.memory.usage", "cotenant_memory_usage_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
+        "Host memory that is charged to that cgroup and cannot be taken back: without the page cache that can be dropped. \
+         What is pinned through the driver is charged to the host and not in it. In steps of 1 MiB.";
     OomKills: Counter Stable Unit::count("{process}"), "cotenant.oom.kills", "cotenant_oom_kills_total",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, OOM_SCOPE], "1024",
         "Processes of a tenant that the kernel killed for memory, GPU users or not, by what ran out. Goes on over restarts \

@@ -3,9 +3,8 @@
 
 use cotenant_model::{CudaError, Culprit, GpuId, Operation, Tenant, WaitClass};
 use opentelemetry_proto::tonic::trace::v1::Span;
-use opentelemetry_proto::tonic::trace::v1::span::Link;
 
-use super::context::{Attributes, Context, failed};
+use super::context::{Attributes, Context, Links, failed};
 use crate::catalogue::attributes::{CUDA_ERROR, CULPRIT, HW_ID, OPERATION, RELATION, WAIT_CLASS};
 
 /// A driver call over the threshold, with names in place of numbers.
@@ -39,7 +38,7 @@ impl Call {
         Context::of(seed, "call", &name)
     }
 
-    pub(super) fn span(&self, seed: &str, sampled_out: u64, links: Vec<Link>) -> Span {
+    pub(super) fn span(&self, seed: &str, sampled_out: u64, links: &Links) -> Span {
         let on_cpu = (self.seconds - self.blocked_seconds - self.runnable_seconds).max(0.0);
         let mut attributes = Attributes::default()
             .tenant(&self.victim)
@@ -79,7 +78,7 @@ impl Call {
             span.status = Some(failed(self.error.name()));
         }
         span.attributes = attributes.0;
-        span.links = links;
+        links.hang_on(&mut span);
         span
     }
 }

@@ -132,7 +132,12 @@ fn wire(target: &Target) -> Result<Wire, ClientError> {
                 .http2_keep_alive_interval(Duration::from_mins(1))
                 .http2_keep_alive_timeout(target.timeout);
             let pool = pool.build(connector.enable_http2().wrap_connector(http));
-            let grpc = Grpc::with_origin(pool, target.endpoint.clone()).max_decoding_message_size(MAX_ANSWER);
+            // Go's servers answer in the compression of the request, whatever the client says it accepts. The bound is on what comes
+            // out of it.
+            let grpc = Grpc::with_origin(pool, target.endpoint.clone())
+                .max_decoding_message_size(MAX_ANSWER)
+                .accept_compressed(CompressionEncoding::Gzip)
+                .accept_compressed(CompressionEncoding::Zstd);
             Wire::Grpc(match target.compression {
                 Compression::None => grpc,
                 Compression::Gzip => grpc.send_compressed(CompressionEncoding::Gzip),

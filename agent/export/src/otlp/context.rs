@@ -75,6 +75,37 @@ pub(super) fn failed(words: &str) -> Status {
     Status { message: words.to_owned(), code: StatusCode::Error.into() }
 }
 
+/// Links of one span, and how many found no room among them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Links {
+    listed: Vec<Link>,
+    dropped: u32,
+}
+
+impl Links {
+    pub(super) fn of(all: impl Iterator<Item = Link>, most: usize) -> Self {
+        let mut links = Self::default();
+        for link in all {
+            if links.listed.len() < most {
+                links.listed.push(link);
+            } else {
+                links.dropped += 1;
+            }
+        }
+        links
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.listed.extend(other.listed);
+        self.dropped += other.dropped;
+    }
+
+    pub(super) fn hang_on(&self, span: &mut Span) {
+        span.links.extend_from_slice(&self.listed);
+        span.dropped_links_count += self.dropped;
+    }
+}
+
 /// A list that leaves out what is not known.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attributes(pub(super) Vec<KeyValue>);
@@ -100,7 +131,8 @@ impl Attributes {
 
     pub(super) fn number(mut self, key: &str, value: Option<f64>) -> Self {
         if let Some(value) = value.filter(|value| value.is_finite()) {
-            self.0.push(attribute(key, Value::DoubleValue(value)));
+            // A sum of nothing is minus zero.
+            self.0.push(attribute(key, Value::DoubleValue(value + 0.0)));
         }
         self
     }

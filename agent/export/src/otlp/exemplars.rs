@@ -1,22 +1,23 @@
-//! Owns the way from a histogram to a trace: the last told call for each tenant and wait class, for OTLP and `/metrics`.
+//! Owns the way from a histogram to a trace: the last told call for each tenant and function, and for each tenant and wait class, for
+//! OTLP and `/metrics`.
 //! Refuses growth: a fixed number of them, the oldest goes; and marks without a trace: there are none while no span is sent.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use cotenant_model::WaitClass;
+use cotenant_model::{Operation, WaitClass};
 use opentelemetry_proto::tonic::metrics::v1::{Exemplar, exemplar};
 
 use super::context::Context;
 use super::sender::nanoseconds;
 use super::streams::Point;
-use crate::catalogue::attributes::{TENANT, WAIT_CLASS};
+use crate::catalogue::attributes::{OPERATION, TENANT, WAIT_CLASS};
 use crate::label::clean;
 use crate::{Id, Row};
 
 const MAX: usize = 1024;
 
-/// One wait, and the span that tells of it.
+/// One call or wait, and the span that tells of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Mark {
     pub(super) context: Context,
@@ -37,32 +38,46 @@ impl Mark {
     }
 }
 
+/// By the tenant's published name, and the function or the wait class, which are never called the same.
 #[derive(Clone, Debug, Default)]
-pub struct Exemplars(BTreeMap<(String, &'static str), Mark>);
+pub struct Exemplars(BTreeMap<(String, String), Mark>);
 
 impl Exemplars {
-    pub(crate) fn put(&mut self, tenant: &str, class: WaitClass, mark: Mark) {
-        if self.0.len() >= MAX {
+    pub(crate) fn put_wait(&mut self, tenant: &str, class: WaitClass, mark: Mark) {
+        self.put(tenant, class.as_str(), mark);
+    }
+
+    pub(crate) fn put_call(&mut self, tenant: &str, operation: Operation, mark: Mark) {
+        self.put(tenant, operation.as_str(), mark);
+    }
+
+    fn put(&mut self, tenant: &str, of: &str, mark: Mark) {
+        let key = (clean(tenant).into_owned(), of.to_owned());
+        if self.0.len() >= MAX && !self.0.contains_key(&key) {
             let oldest = self.0.iter().min_by(|one, two| one.1.at_unix.total_cmp(&two.1.at_unix));
             if let Some(key) = oldest.map(|(key, _)| key.clone()) {
                 self.0.remove(&key);
             }
         }
-        self.0.insert((clean(tenant).into_owned(), class.as_str()), mark);
+        self.0.insert(key, mark);
     }
 
-    /// The mark of a series of the histogram of waits.
+    /// The mark of a series of the histograms of calls and waits.
     pub(crate) fn mark(&self, row: &Row) -> Option<&Mark> {
-        if row.metric.id != Id::DriverWaitDuration || self.0.is_empty() {
+        if self.0.is_empty() {
             return None;
         }
         let label =
             |wanted: &str| row.labels.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value);
-        let class = WaitClass::parse(label(WAIT_CLASS.prometheus)?)?;
-        self.0.get(&(label(TENANT.prometheus)?.clone(), class.as_str()))
+        let of = match row.metric.id {
+            Id::DriverWaitDuration => WAIT_CLASS,
+            Id::OperationDuration => OPERATION,
+            _ => return None,
+        };
+        self.0.get(&(label(TENANT.prometheus)?.clone(), label(of.prometheus)?.clone()))
     }
 
-    /// For a point of that histogram, when the wait is in the time that the point is about.
+    /// For a point of those, when the call is in the time that the point is about.
     pub(super) fn of(&self, point: &Point) -> Vec<Exemplar> {
         let Some(mark) = self.mark(&point.row) else { return Vec::new() };
         let at = nanoseconds(mark.at_unix);
@@ -103,7 +118,7 @@ mod tests {
     fn a_page_leads_to_the_trace_of_its_bucket() {
         let context = Context { trace: [0xab; 16], span: [0x01; 8] };
         let mut exemplars = Exemplars::default();
-        exemplars.put(
+        exemplars.put_wait(
             "user:b",
             WaitClass::GpuLock,
             Mark { context, seconds: 0.75, at_unix: 1_700_000_000.25 },

@@ -4,9 +4,9 @@
 use cotenant_model::explain;
 use cotenant_model::incident::{Evidence, Incident, IncidentId, Kind, State};
 use opentelemetry_proto::tonic::trace::v1::Span;
-use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
+use opentelemetry_proto::tonic::trace::v1::span::Event;
 
-use super::context::{Attributes, Context, failed};
+use super::context::{Attributes, Context, Links, failed};
 use super::sender::nanoseconds;
 use crate::catalogue::attributes::{
     CUDA_ERROR, CULPRIT, HW_ID, INCIDENT_KIND, OOM_SCOPE, OPERATION, TENANT, VICTIM, WAIT_CLASS, XID,
@@ -18,7 +18,7 @@ pub(super) fn context(seed: &str, id: IncidentId) -> Context {
 }
 
 /// The whole trace of an incident that is over.
-pub(super) fn closed(incident: &Incident, seed: &str, links: Vec<Link>) -> Vec<Span> {
+pub(super) fn closed(incident: &Incident, seed: &str, links: &Links) -> Vec<Span> {
     let root = context(seed, incident.id);
     let merged = incident.merged.iter().map(|id| {
         let why = Attributes::default().words("cotenant.link", "merged_into_this");
@@ -26,7 +26,8 @@ pub(super) fn closed(incident: &Incident, seed: &str, links: Vec<Link>) -> Vec<S
     });
     let end = incident.end_unix.unwrap_or(incident.last_unix);
     let mut span = root.span(None, &name(incident), incident.start_unix, end);
-    span.links = merged.chain(links).collect();
+    span.links = merged.collect();
+    links.hang_on(&mut span);
     fill(&mut span, incident);
     let children = incident.evidence.iter().enumerate().filter_map(|(n, line)| child(&root, n, line));
     std::iter::once(span).chain(children).collect()

@@ -1,5 +1,5 @@
 //! Owns one signal's way to its receiver: when to try, when to wait, when to give up, and the account of it.
-//! Refuses to wait longer than half an hour for one request, and to log the same trouble twice.
+//! Refuses to try a request that is older than half an hour again, and to log the same trouble twice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -99,11 +99,12 @@ impl Link {
                 self.tally.lose(Dropped::Stopped, parcel.items);
                 return;
             }
-            if parcel.born.elapsed() + pause > MAX_AGE {
+            // Also for a request that is given up then: the next one must not come sooner.
+            tokio::select! { () = tokio::time::sleep(pause) => {}, () = stop.asked() => {} }
+            if parcel.born.elapsed() > MAX_AGE {
                 self.tally.lose(Dropped::TooOld, parcel.items);
                 return;
             }
-            tokio::select! { () = tokio::time::sleep(pause) => {}, () = stop.asked() => {} }
         }
     }
 
@@ -183,5 +184,31 @@ impl Link {
             Err(_) => 1.0,
         };
         full.mul_f64(0.5 + chance / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::otlp::settings::{Settings, Wishes};
+
+    #[test]
+    fn c112_pauses_double_to_the_cap_and_half_of_each_is_chance() {
+        let settings = Settings::resolve(&Wishes::default(), &|_| None).unwrap();
+        let client = Client::new(Signal::Logs, settings.targets[&Signal::Logs].clone()).unwrap();
+        let pauses = Pauses { first: Duration::from_secs(1), most: Duration::from_secs(30) };
+        let mut link = Link::new(Signal::Logs, client, Arc::new(Tally::new(Signal::Logs)), pauses);
+        for (failed, seconds) in [(0, 1.0), (1, 2.0), (4, 16.0), (5, 30.0), (1000, 30.0)] {
+            link.failed = failed;
+            let drawn: Vec<f64> = (0..64).map(|_| link.pause().as_secs_f64()).collect();
+            assert!(
+                drawn.iter().all(|pause| (seconds / 2.0..=seconds).contains(pause)),
+                "{failed}: {drawn:?}"
+            );
+            let (least, most) = drawn
+                .iter()
+                .fold((f64::MAX, 0.0_f64), |(least, most), pause| (least.min(*pause), most.max(*pause)));
+            assert!(most - least > seconds / 8.0, "{failed}: no chance in {drawn:?}");
+        }
     }
 }

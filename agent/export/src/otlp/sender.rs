@@ -19,7 +19,7 @@ use tokio::time::MissedTickBehavior;
 use super::client::{Client, ClientError};
 use super::exemplars::Exemplars;
 use super::link::{Link, Parcel, Step, Stop};
-use super::points::{cut, request};
+use super::points::{Form, cut, request};
 use super::queue::{Entry, Queue};
 use super::resource::Resource;
 use super::settings::{Settings, Signal};
@@ -160,6 +160,7 @@ impl Sender {
                 let collection = Collection {
                     source,
                     streams: Streams::new(settings.temporality),
+                    form: Form { temporality: settings.temporality, histograms: settings.histograms },
                     resource,
                     tally: Arc::clone(&link.tally),
                     exemplars: marks,
@@ -270,6 +271,7 @@ fn parcel_of_records(entries: Vec<Entry<LogRecord>>, resource: &Resource) -> Opt
 struct Collection<'a> {
     source: Source,
     streams: Streams,
+    form: Form,
     resource: &'a Resource,
     tally: Arc<Tally>,
     exemplars: Arc<Mutex<Exemplars>>,
@@ -281,13 +283,13 @@ impl Collection<'_> {
         let Some(view) = (self.source)() else { return false };
         let fresh =
             self.streams.collect(rows(&view), nanoseconds(view.started_unix), nanoseconds(view.taken_unix));
-        self.tally.lose(Dropped::Superseded, self.streams.given_up());
+        self.tally.lose(Dropped::QueueFull, self.streams.given_up());
         fresh
     }
 
-    fn pack(&self, points: &[Point], temporality: Temporality) -> Parcel {
+    fn pack(&self, points: &[Point]) -> Parcel {
         let exemplars = self.exemplars.lock().map(|marks| marks.clone()).unwrap_or_default();
-        let body: Bytes = request(points, temporality, self.resource, &exemplars).encode_to_vec().into();
+        let body: Bytes = request(points, self.form, self.resource, &exemplars).encode_to_vec().into();
         Parcel { body, items: points.len() as u64, born: Instant::now() }
     }
 }
@@ -312,10 +314,7 @@ async fn cumulative(mut collection: Collection<'_>, link: Link, settings: &Setti
             if collection.collect() {
                 let parcels: Vec<Parcel> = {
                     let points = collection.streams.standing();
-                    cut(points)
-                        .into_iter()
-                        .map(|points| collection.pack(points, Temporality::Cumulative))
-                        .collect()
+                    cut(points).into_iter().map(|points| collection.pack(points)).collect()
                 };
                 for parcel in parcels {
                     let (items, bytes) = (parcel.items, parcel.body.len());
@@ -364,7 +363,7 @@ async fn send_growth(collection: &mut Collection<'_>, link: &mut Link, stop: &St
     let points = collection.streams.take().into_owned();
     let mut lists = cut(&points).into_iter();
     for list in lists.by_ref() {
-        let parcel = collection.pack(list, Temporality::Delta);
+        let parcel = collection.pack(list);
         if let Step::Wait(pause) = link.attempt(&parcel, stop).await {
             let mut rest = list.to_vec();
             rest.extend(lists.flatten().cloned());

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
+use super::points::Histograms;
 use super::streams::Temporality;
 
 mod values;
@@ -66,6 +67,7 @@ pub struct Wishes {
     pub client_key: Option<PathBuf>,
     pub interval: Option<Duration>,
     pub temporality: Option<String>,
+    pub histograms: Option<String>,
     /// Signals that are not sent.
     pub without: Vec<Signal>,
 }
@@ -123,6 +125,7 @@ pub struct Settings {
     pub targets: BTreeMap<Signal, Target>,
     pub interval: Duration,
     pub temporality: Temporality,
+    pub histograms: Histograms,
     pub bounds: Bounds,
     pub pauses: Pauses,
     /// How long the first span or log record waits for others.
@@ -163,26 +166,32 @@ impl Settings {
     ) -> Result<Self, SettingsError> {
         let mut sources = Sources { variable, remarks: Vec::new() };
         let mut targets = BTreeMap::new();
-        let disabled =
-            sources.read("OTEL_SDK_DISABLED").is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"));
+        let disabled = sources.parsed(&["OTEL_SDK_DISABLED"], values::truth).unwrap_or(false);
         for signal in Signal::ALL {
-            let exporter = sources.read(&format!("OTEL_{}_EXPORTER", signal.in_variables()));
-            let off = exporter.is_some_and(|(_, value)| value == "none");
-            if !disabled && !off && !wishes.without.contains(&signal) {
+            let exporter = format!("OTEL_{}_EXPORTER", signal.in_variables());
+            let on = sources.parsed(&[exporter], values::exporters).unwrap_or(true);
+            if !disabled && on && !wishes.without.contains(&signal) {
                 targets.insert(signal, sources.target(wishes, signal)?);
             }
         }
         let interval = match wishes.interval {
             Some(interval) => Some(interval),
-            None => sources.parsed(&["OTEL_METRIC_EXPORT_INTERVAL"], values::milliseconds),
+            None => sources.parsed(&["OTEL_METRIC_EXPORT_INTERVAL"], values::interval),
         };
         let preference = ["OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"];
         let temporality =
             sources.chosen("temporality", wishes.temporality.as_deref(), &preference, values::temporality)?;
+        let aggregation = ["OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"];
+        let histograms =
+            sources.chosen("histograms", wishes.histograms.as_deref(), &aggregation, values::histograms)?;
+        // A variable for all signals is read once for each.
+        sources.remarks.sort();
+        sources.remarks.dedup();
         Ok(Self {
             targets,
             interval: interval.unwrap_or(Duration::from_mins(1)),
             temporality: temporality.unwrap_or_default(),
+            histograms: histograms.unwrap_or_default(),
             bounds: Bounds::default(),
             pauses: Pauses::default(),
             linger: Duration::from_secs(1),
@@ -356,15 +365,23 @@ fn header(key: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((HeaderName::from_bytes(key.as_bytes()).ok()?, value))
 }
 
-/// `OTEL_RESOURCE_ATTRIBUTES` with `OTEL_SERVICE_NAME` over it.
-pub fn resource_attributes(variable: &dyn Fn(&str) -> Option<String>) -> BTreeMap<String, String> {
-    let listed = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-    let mut attributes: BTreeMap<String, String> =
-        values::pairs(&listed).unwrap_or_default().into_iter().collect();
+/// `OTEL_RESOURCE_ATTRIBUTES` with `OTEL_SERVICE_NAME` over it, and what was wrong with the former: it is then left out whole.
+pub fn resource_attributes(
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> (BTreeMap<String, String>, Option<String>) {
+    const LIST: &str = "OTEL_RESOURCE_ATTRIBUTES";
+    let listed = variable(LIST).unwrap_or_default();
+    let (mut attributes, remark) = match values::pairs(&listed) {
+        Ok(pairs) => (pairs.into_iter().collect(), None),
+        Err(wanted) => {
+            let remark = format!("{LIST} is left out: it has something that is not {wanted}");
+            (BTreeMap::new(), Some(remark))
+        }
+    };
     if let Some(name) = variable("OTEL_SERVICE_NAME").filter(|name| !name.is_empty()) {
         attributes.insert("service.name".to_owned(), name);
     }
-    attributes
+    (attributes, remark)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::settings::Signal;
 /// Why something will never arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dropped {
-    /// Older things made room for newer ones.
+    /// Older things made room for newer ones; with delta temporality, series of tenants that are gone for those that are there.
     QueueFull,
     /// The receiver will not take it, now or later.
     Refused,
@@ -22,7 +22,7 @@ pub(super) enum Dropped {
     TooOld,
     /// The agent stopped first.
     Stopped,
-    /// With delta temporality: levels of a failed export, which newer ones replace; series past the bound.
+    /// With delta temporality: levels of a failed export, which newer ones replace.
     Superseded,
     /// Slow calls beyond the configured rate.
     SampledOut,

@@ -5,16 +5,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use cotenant_model::Culprit;
-use cotenant_model::incident::{Changes, Evidence, Incident, IncidentId, Incidents, Observation};
-use opentelemetry_proto::tonic::trace::v1::span::Link;
-
 use super::call::{Call, Sampler};
-use super::context::{Attributes, Context};
+use super::context::{Attributes, Context, Links};
 use super::exemplars::{Exemplars, Mark};
 use super::resource::Resource;
 use super::sender::{Outbox, Sender};
 use super::{incident, records};
+use crate::catalogue::attributes::{CULPRIT, TENANT};
+use cotenant_model::Culprit;
+use cotenant_model::incident::{Changes, Evidence, Incident, IncidentId, Incidents, Observation};
 
 /// Slow calls that an incident can be linked to.
 const CALLS: usize = 256;
@@ -39,8 +38,9 @@ impl Default for Rates {
 #[derive(Debug)]
 struct Told {
     context: Context,
-    victim: String,
+    caller: String,
     culprit: String,
+    start_unix: f64,
     end_unix: f64,
 }
 
@@ -107,7 +107,7 @@ impl Teller {
             self.standing.remove(id);
             let Some(incident) = incidents.find(*id) else { continue };
             let links = self.links_to_calls(&incident);
-            for span in incident::closed(&incident, &self.seed, links) {
+            for span in incident::closed(&incident, &self.seed, &links) {
                 self.outbox.span(span);
             }
             self.outbox.record(records::closed(&incident, now, self.context(*id)));
@@ -181,51 +181,55 @@ impl Teller {
             let links = self.links_to_incidents(&call, open);
             let context = call.context(&self.seed);
             self.mark(&call, context);
-            self.outbox.span(call.span(&self.seed, sampled_out, links));
+            self.outbox.span(call.span(&self.seed, sampled_out, &links));
             if self.calls.len() >= CALLS {
                 self.calls.pop_front();
             }
             self.calls.push_back(Told {
                 context,
                 culprit: call.culprit.as_ref().map_or("", Culprit::as_str).to_owned(),
+                start_unix: call.start_unix,
                 end_unix: call.start_unix + call.seconds,
-                victim: call.victim.name,
+                caller: call.victim.name,
             });
         }
     }
 
-    /// The call's longest wait stands for its bucket in the histogram of waits.
+    /// The call stands for its bucket in the histogram of calls, its longest wait for that in the histogram of waits.
     fn mark(&self, call: &Call, context: Context) {
-        let Some(class) = call.class.filter(|_| call.longest_seconds > 0.0) else { return };
-        if let Ok(mut exemplars) = self.exemplars.lock() {
-            let at_unix = call.start_unix + call.seconds;
-            exemplars.put(&call.victim.name, class, Mark { context, seconds: call.longest_seconds, at_unix });
+        let Ok(mut exemplars) = self.exemplars.lock() else { return };
+        let at_unix = call.start_unix + call.seconds;
+        let mark = Mark { context, seconds: call.seconds, at_unix };
+        exemplars.put_call(&call.victim.name, call.operation, mark);
+        if let Some(class) = call.class.filter(|_| call.longest_seconds > 0.0) {
+            exemplars.put_wait(&call.victim.name, class, Mark { seconds: call.longest_seconds, ..mark });
         }
     }
 
-    fn links_to_incidents(&self, call: &Call, open: &[Incident]) -> Vec<Link> {
+    fn links_to_incidents(&self, call: &Call, open: &[Incident]) -> Links {
         let concerned =
             |incident: &&Incident| incident.victims.iter().any(|victim| victim.tenant == call.victim);
         let why = || Attributes::default().words("cotenant.link", "victim_of_incident").0;
-        open.iter().filter(concerned).take(LINKS).map(|found| self.context(found.id).link(why())).collect()
+        Links::of(open.iter().filter(concerned).map(|found| self.context(found.id).link(why())), LINKS)
     }
 
-    /// Calls of the victims that one of the culprits made long, newest first.
-    fn links_to_calls(&self, incident: &Incident) -> Vec<Link> {
-        let victim = |call: &Told| incident.victims.iter().any(|victim| victim.tenant.name == call.victim);
-        let culprit = |call: &Told| incident.culprits.iter().any(|blame| blame.tenant.name == call.culprit);
-        let why = |call: &Told| {
-            Attributes::default()
-                .words("cotenant.link", "slow_call")
-                .text("cotenant.culprit", &call.culprit)
-                .0
-        };
-        self.calls
-            .iter()
-            .rev()
-            .filter(|call| call.end_unix >= incident.start_unix && victim(call) && culprit(call))
-            .take(LINKS)
-            .map(|call| call.context.link(why(call)))
-            .collect()
+    /// The culprits' own calls, and calls of the victims that one of them made long; newest first, as many of each.
+    fn links_to_calls(&self, incident: &Incident) -> Links {
+        let is_culprit = |name: &str| incident.culprits.iter().any(|blame| blame.tenant.name == name);
+        let is_victim = |name: &str| incident.victims.iter().any(|victim| victim.tenant.name == name);
+        let until = incident.end_unix.unwrap_or(incident.last_unix);
+        let within = |call: &&Told| call.end_unix >= incident.start_unix && call.start_unix <= until;
+        let calls = || self.calls.iter().rev().filter(within);
+        let own = calls().filter(|call| is_culprit(&call.caller)).map(|call| {
+            let why = Attributes::default().words("cotenant.link", "culprit_call");
+            call.context.link(why.named(TENANT, &call.caller).0)
+        });
+        let slow = calls().filter(|call| is_victim(&call.caller) && is_culprit(&call.culprit)).map(|call| {
+            let why = Attributes::default().words("cotenant.link", "slow_call");
+            call.context.link(why.named(CULPRIT, &call.culprit).0)
+        });
+        let mut links = Links::of(own, LINKS / 2);
+        links.add(Links::of(slow, LINKS / 2));
+        links
     }
 }

@@ -50,6 +50,8 @@ fn asking(sheet: &mut Sheet, grants: &GrantsView) {
     }
     if let Some(stale) = grants.stale {
         sheet.put(Id::StaleGrants, Labels::default(), stale);
+    }
+    if grants.sources.iter().any(|source| source.name == "podresources") {
         sheet.put(Id::UnreadDeviceIds, Labels::default(), grants.unread_ids);
     }
 }

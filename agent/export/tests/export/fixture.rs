@@ -17,7 +17,8 @@ use cotenant_model::incident::Kind;
 use cotenant_model::kill::Scope;
 use cotenant_model::risk::warning::WarningCounts;
 use cotenant_model::risk::{
-    Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, TenantForecast,
+    Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, HostForecast, MemoryForecast,
+    TenantForecast, TenantMemoryForecast,
 };
 use cotenant_model::sample::{Confidence, GpuRef, Histogram, LibraryState, MapFill};
 use cotenant_model::sharing::{Basis, Mode, Sharing};
@@ -274,7 +275,21 @@ fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
         warning: None,
         warnings: [WarningCounts { came_true: 2, cleared: 1 }; 2],
     });
-    Forecast { at: Duration::from_secs(100), gpus: gpus.collect() }
+    let memory = MemoryForecast {
+        limit: Some(64 * MIB),
+        held: 48 * MIB,
+        room: 16 * MIB,
+        risk: [0.01, 0.25, 0.5],
+        exhaustion: Some(Exhaustion { seconds: 75.0, low: 40.0, high: 150.0 }),
+    };
+    let bound = |tenant: &TenantView| TenantMemoryForecast {
+        tenant: tenant.tenant.clone(),
+        pinned: MIB,
+        rate: 1e6,
+        memory,
+    };
+    let host = HostForecast { node: Some(memory), tenants: tenants.iter().map(bound).collect() };
+    Forecast { at: Duration::from_secs(100), gpus: gpus.collect(), host: Some(host) }
 }
 
 /// Every pod was granted the first GPU and asked for half of what it holds; the first tenant lies idle on it.

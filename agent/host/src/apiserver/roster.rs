@@ -26,7 +26,7 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 pub struct Wishes {
     pub labels: Vec<String>,
     pub annotations: Vec<String>,
-    /// The label whose value is the tenant; none when empty.
+    /// The label, or else the annotation, whose value is the tenant; none when empty.
     pub tenant_label: String,
 }
 
@@ -162,9 +162,12 @@ impl Roster {
         };
         let mut notes = kept(NoteKind::Label, &self.wishes.labels, &labels);
         notes.extend(kept(NoteKind::Annotation, &self.wishes.annotations, &annotations));
-        let team = match known {
-            Some(known) => known.team.clone(),
-            None => label(&self.wishes.tenant_label),
+        let team = if let Some(known) = known {
+            known.team.clone()
+        } else {
+            let key = &self.wishes.tenant_label;
+            let annotation = || Some(clean(annotations.get(key)?)).filter(|value| !value.is_empty());
+            label(key).or_else(annotation)
         };
         let mirrored = annotations.contains_key(MIRROR);
         let hash = annotations.remove(CONFIG_HASH).filter(|hash| mirrored && is_hash(hash));
@@ -214,6 +217,11 @@ impl Roster {
     /// The labels and annotations of the allow-list.
     pub fn notes(&self, namespace: &str, name: &str) -> &[PodNote] {
         self.named(namespace, name).map(|pod| pod.notes.as_slice()).unwrap_or_default()
+    }
+
+    /// Whether it was told what this pod is labelled, or nobody wants to know.
+    pub fn has_judged(&self, namespace: &str, name: &str) -> bool {
+        self.wishes.tenant_label.is_empty() || self.named(namespace, name).is_some()
     }
 
     /// Of a pod that has no process yet, by its name.
@@ -281,6 +289,17 @@ mod tests {
         assert_eq!(roster.team(&uid(1), None), Team::Known("a".into()));
         assert_eq!(roster.team_of("n", "p"), Some("a"));
         assert!(!format!("{roster:?}").contains("secret"));
+    }
+
+    #[test]
+    fn an_annotation_makes_a_team_where_no_label_does() {
+        let mut roster = roster();
+        let annotated = [("team", "b")];
+        let both = pod(2, "q", &[("team", "a")], &annotated);
+        roster.hear_list(vec![pod(1, "p", &[("team", "")], &annotated), both]);
+        assert_eq!(roster.team(&uid(1), None), Team::Known("b".into()));
+        assert_eq!(roster.team(&uid(2), None), Team::Known("a".into()));
+        assert!(roster.has_judged("n", "p") && !roster.has_judged("n", "other"));
     }
 
     #[test]

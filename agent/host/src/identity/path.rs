@@ -39,6 +39,8 @@ pub(crate) enum Place {
         task: Option<String>,
         owner: Owner,
     },
+    /// A task of ECS, outside its containers.
+    Task(String),
     /// A container beside the reader's own, seen from inside: `/../<container>`.
     Sibling {
         runtime: Option<Runtime>,
@@ -73,7 +75,7 @@ impl Place {
             Self::Pod { .. } => 8,
             Self::Job { .. } => 7,
             Self::Helper { .. } => 6,
-            Self::Container { .. } | Self::Sibling { .. } => 5,
+            Self::Container { .. } | Self::Task(_) | Self::Sibling { .. } => 5,
             Self::Strange { .. } => 4,
             Self::Unit { .. } => 3,
             Self::Session { .. } => 2,
@@ -118,8 +120,13 @@ fn find<'a>(path: &'a str, hierarchy: &'a str, unified: bool) -> Found<'a> {
     let bare = path.strip_suffix(" (deleted)").unwrap_or(path);
     let segments: Vec<&str> =
         bare.split('/').filter(|segment| !matches!(*segment, "" | "." | "..")).collect();
-    let above = bare.split('/').filter(|segment| *segment == "..").count();
-    let (place, depth) = first(&segments, above);
+    // A namespace's root is left at the beginning of a path and nowhere else: the kernel writes no other `..`.
+    let above = bare.split('/').skip(1).take_while(|segment| *segment == "..").count();
+    let (place, depth) = if bare.split('/').filter(|segment| *segment == "..").count() > above {
+        (Place::Plain("cgroup_not_recognised"), segments.len())
+    } else {
+        first(&segments, above)
+    };
     let below = segments.get(depth + 1..).unwrap_or_default();
     // A user's own container is the user's, not a tenant nested in another.
     let apart = matches!(
@@ -189,9 +196,8 @@ fn pod(segment: &str, parents: &[&str], below: &[&str], outside: bool) -> Option
 
 /// `slurm…/uid_0/job_1/step_0` (v1) and `…slurmstepd.scope/job_1/step_0` (v2).
 fn job(segment: &str, parents: &[&str], below: &[&str]) -> Option<Place> {
-    let v1 = parents.is_empty() && (segment == "slurm" || segment.starts_with("slurm_"));
-    let v2 = (segment == "slurmstepd.scope" || segment.ends_with("_slurmstepd.scope"))
-        && parents.iter().all(|parent| shape::is_slice(parent));
+    let v1 = parents.is_empty() && shape::is_slurm_root(segment);
+    let v2 = shape::is_stepd_scope(segment) && parents.iter().all(|parent| shape::is_slice(parent));
     let mut below = below.iter().copied().peekable();
     let uid = match below.peek()?.strip_prefix("uid_") {
         Some(uid) if v1 => {
@@ -232,6 +238,9 @@ fn container(segment: &str, parents: &[&str], below: &[&str], above: usize) -> O
     if let Some(name) = lxc(segment, parent, parents) {
         return Some(of(Runtime::Lxc, name, None));
     }
+    let whole = segment;
+    // Kata's shim writes this before the name that the container's runtime chose.
+    let segment = segment.strip_prefix("kata_").unwrap_or(segment);
     let named = shape::colon_form(segment)
         .map(|(_, prefix, id)| (prefix, id))
         .or_else(|| shape::prefixed(segment))
@@ -242,7 +251,10 @@ fn container(segment: &str, parents: &[&str], below: &[&str], above: usize) -> O
         return match named {
             Some((_, id)) => Some(of(Runtime::Ecs, id, task)),
             None if shape::is_id(segment) => Some(of(Runtime::Ecs, segment, task)),
-            None => shape::fargate(segment).map(|task| of(Runtime::Ecs, segment, Some(task))),
+            None => shape::fargate(segment).map(|task| of(Runtime::Ecs, segment, Some(task))).or_else(|| {
+                let task = shape::task(segment).filter(|_| below.is_empty())?.replace('_', "-");
+                shape::is_task_id(&task).then_some(Place::Task(task))
+            }),
         };
     }
     if above == 1
@@ -256,7 +268,7 @@ fn container(segment: &str, parents: &[&str], below: &[&str], above: usize) -> O
     }
     if parents == ["default"] {
         // `ctr run` takes any name.
-        return Some(of(Runtime::Containerd, segment, None));
+        return Some(of(Runtime::Containerd, if shape::is_id(segment) { segment } else { whole }, None));
     }
     if !shape::is_id(segment) {
         return None;
@@ -286,7 +298,7 @@ fn unit(segment: &str, parents: &[&str], below: &[&str]) -> Option<Place> {
         return Some(Place::Root);
     }
     // Under the wrong cgroup driver, pods end up below the unit of the runtime that root runs.
-    if RUNTIME_UNITS.contains(&unit) && below.iter().any(|next| next.contains("kubepods")) {
+    if is_runtime(unit) && below.iter().any(|next| next.contains("kubepods")) {
         for (at, next) in below.iter().enumerate() {
             if let Some(pod) = pod(next, &below[..at], &below[at + 1..], false) {
                 return Some(pod);
@@ -301,18 +313,26 @@ fn unit(segment: &str, parents: &[&str], below: &[&str]) -> Option<Place> {
     Some(Place::Unit { unit: unit.to_owned() })
 }
 
-const RUNTIME_UNITS: [&str; 10] = [
-    "containerd.service",
-    "cri-docker.service",
-    "crio.service",
-    "docker.service",
-    "k0scontroller.service",
-    "k0sworker.service",
-    "k3s-agent.service",
-    "k3s.service",
-    "rke2-agent.service",
-    "rke2-server.service",
-];
+/// Units below which the wrong cgroup driver leaves pods.
+pub(super) fn is_runtime(unit: &str) -> bool {
+    const UNITS: [&str; 13] = [
+        "containerd.service",
+        "cri-docker.service",
+        "crio.service",
+        "docker.service",
+        "k0scontroller.service",
+        "k0sworker.service",
+        "k3s.service",
+        "kubelet.service",
+        "rke2-agent.service",
+        "rke2-server.service",
+        "snap.docker.dockerd.service",
+        "snap.microk8s.daemon-containerd.service",
+        "snap.microk8s.daemon-kubelite.service",
+    ];
+    // k3s has a name of its own for each installation: `k3s-agent`, `k3s-<name>`.
+    UNITS.contains(&unit) || (unit.starts_with("k3s-") && unit.ends_with(".service"))
+}
 
 fn payload(segment: &str) -> Option<&str> {
     segment.strip_prefix("libpod-payload-").filter(|id| shape::is_id(id))

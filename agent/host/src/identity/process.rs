@@ -91,15 +91,23 @@ impl Host {
         let mut pid = pid;
         for _ in 0..MAX_ANCESTORS {
             pid = self.parent(pid).ok().filter(|parent| *parent > 1)?;
-            // Debian calls it slurmstepd-wlm.
-            if self.comm(pid).ok()?.starts_with("slurmstepd") && self.uid(pid).ok()? == 0 {
-                let line = self.command_line(pid).ok()?;
-                let (job, step) = line.split_once(": [")?.1.split_once(']')?.0.split_once('.')?;
-                let step = shape::step(&format!("step_{step}"))?.to_owned();
-                return Some((shape::number(job)?.to_owned(), step));
+            if let Some(step) = self.slurm_step(pid) {
+                return Some(step);
             }
         }
         None
+    }
+
+    /// The job and the step of a process that is root's `slurmstepd`.
+    pub(crate) fn slurm_step(&self, pid: u32) -> Option<(String, String)> {
+        // Debian calls it slurmstepd-wlm.
+        if !self.comm(pid).ok()?.starts_with("slurmstepd") || self.uid(pid).ok()? != 0 {
+            return None;
+        }
+        let line = self.command_line(pid).ok()?;
+        let (job, step) = line.split_once(": [")?.1.split_once(']')?.0.split_once('.')?;
+        let step = shape::step(&format!("step_{step}"))?.to_owned();
+        Some((shape::number(job)?.to_owned(), step))
     }
 }
 

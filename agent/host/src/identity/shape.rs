@@ -20,12 +20,12 @@ pub(super) fn is_build_id(text: &str) -> bool {
 }
 
 /// A decimal number in its only spelling: what has two spellings would be two tenants.
-pub(super) fn number(text: &str) -> Option<&str> {
+pub(crate) fn number(text: &str) -> Option<&str> {
     let plain = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     (plain && (text == "0" || !text.starts_with('0'))).then_some(text)
 }
 
-pub(super) fn is_slice(segment: &str) -> bool {
+pub(crate) fn is_slice(segment: &str) -> bool {
     segment.ends_with(SLICE)
 }
 
@@ -96,6 +96,16 @@ pub(super) fn helper(segment: &str) -> Option<(&'static str, Option<&str>)> {
     segment.starts_with("lxc.monitor.").then_some(("lxc-monitor", None))
 }
 
+/// Where version 1 has Slurm's jobs: `slurm`, or `slurm_<node>` with several slurmds on a host.
+pub(crate) fn is_slurm_root(segment: &str) -> bool {
+    segment == "slurm" || segment.starts_with("slurm_")
+}
+
+/// Where version 2 has them, likewise.
+pub(crate) fn is_stepd_scope(segment: &str) -> bool {
+    segment == "slurmstepd.scope" || segment.ends_with("_slurmstepd.scope")
+}
+
 /// `step_0`, `step_batch`, `step_extern`, `step_3.1`.
 pub(super) fn step(segment: &str) -> Option<&str> {
     let step = segment.strip_prefix("step_")?;
@@ -110,6 +120,11 @@ pub(super) fn task(segment: &str) -> Option<&str> {
     let shaped = (12..=64).contains(&id.len())
         && id.bytes().all(|byte| matches!(byte, b'-' | b'_') || byte.is_ascii_hexdigit());
     shaped.then_some(id)
+}
+
+/// A task's own id, in either of the forms that ECS has had.
+pub(super) fn is_task_id(id: &str) -> bool {
+    is_hex(id, 32) || pod_uid(id).is_some()
 }
 
 /// Fargate: 32 digits of task, then a number.

@@ -10,12 +10,14 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::{CgroupView, shape};
+use super::{CgroupView, path, shape};
 use crate::{Host, HostError, Namespace, read};
 
 const MAX_MOUNTS: u64 = 4 << 20;
 /// Cgroups of a host that are looked through for one of them.
 const MAX_CGROUPS: usize = 32_768;
+/// Where tenants make cgroups, or containers have theirs: no kubelet of this host is there.
+const OTHERS: [&str; 4] = ["docker", "lxc", "slurm", "user.slice"];
 /// Levels from the root of a hierarchy to a pod.
 const MAX_DEPTH: u32 = 4;
 /// The inode of the root of a cgroup hierarchy.
@@ -98,22 +100,29 @@ impl Host {
             return None;
         }
         let mut pods = BTreeSet::new();
-        let mut waiting: VecDeque<(PathBuf, u32)> = roots.into_iter().map(|root| (root, 0)).collect();
-        while let Some((directory, depth)) = waiting.pop_front() {
+        // With how deep it is, and whether kubelet's own cgroup is above it.
+        let mut waiting: VecDeque<(PathBuf, u32, bool)> =
+            roots.into_iter().map(|root| (root, 0, false)).collect();
+        while let Some((directory, depth, below)) = waiting.pop_front() {
             for name in read::names_in(&directory, MAX_CGROUPS) {
-                let stem = name.strip_suffix(shape::SLICE).unwrap_or(&name);
+                let slice = shape::colon_form(&name).map_or(name.as_str(), |(slice, ..)| slice);
+                let stem = slice.strip_suffix(shape::SLICE).unwrap_or(slice);
                 let uid = match stem.rsplit_once("-pod") {
                     Some((parent, uid)) if parent.contains("kubepods") => shape::pod_uid(uid),
-                    _ if depth > 0 => stem.strip_prefix("pod").and_then(shape::pod_uid),
+                    _ if below => stem.strip_prefix("pod").and_then(shape::pod_uid),
                     _ => None,
                 };
+                let kubelets = below || name.contains("kubepods");
+                // Kubelet's root can be below any cgroup, and, with the wrong driver, below the unit of its runtime.
                 let inner = name.contains("kubepods")
                     || name.starts_with("kubelet")
-                    || (depth > 0 && matches!(name.as_str(), "burstable" | "besteffort"));
+                    || (below && matches!(name.as_str(), "burstable" | "besteffort"))
+                    || (depth == 0 && !OTHERS.contains(&name.as_str()) && !name.starts_with("lxc."))
+                    || (depth == 1 && path::is_runtime(&name));
                 if let Some(uid) = uid {
                     pods.insert(uid);
                 } else if inner && depth < MAX_DEPTH {
-                    waiting.push_back((directory.join(name), depth + 1));
+                    waiting.push_back((directory.join(name), depth + 1, kubelets));
                 }
             }
         }
@@ -142,6 +151,38 @@ mod tests {
         let view = host.enter_cgroups();
         assert_eq!(view == CgroupView::Host, host.in_initial_cgroup_namespace().unwrap());
         assert_eq!(view, host.enter_cgroups());
+    }
+
+    #[test]
+    fn c09_pods_are_found_wherever_kubelet_may_put_them_and_nowhere_else() {
+        let root = tempfile::tempdir().unwrap();
+        let uid = |number: u32| format!("6a1b2c3d-0000-4444-8888-{number:012}");
+        let escaped = |number: u32| uid(number).replace('-', "_");
+        let id = "0123456789abcdef".repeat(4);
+        for path in [
+            format!("kubepods/burstable/pod{}/{id}", uid(1)),
+            format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice", escaped(2)),
+            format!("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{}.slice", escaped(3)),
+            format!("mycluster/kubepods/besteffort/pod{}", uid(4)),
+            format!(
+                "a.slice/a-kubepods.slice/a-kubepods-besteffort.slice/a-kubepods-besteffort-pod{}.slice",
+                escaped(5)
+            ),
+            format!("system.slice/containerd.service/kubepods-pod{}.slice:cri-containerd:{id}", escaped(6)),
+            format!("system.slice/k3s.service/kubepods/burstable/pod{}", uid(7)),
+            // Whoever was given a cgroup below these can make any name in it.
+            format!("docker/{id}/kubepods/burstable/pod{}", uid(90)),
+            format!("lxc.payload.web/kubepods/pod{}", uid(91)),
+            format!("system.slice/evil.service/kubepods/pod{}", uid(92)),
+            format!("user.slice/user-1000.slice/kubepods/pod{}", uid(93)),
+            format!("mycluster/pod{}", uid(94)),
+        ] {
+            fs::create_dir_all(root.path().join("sys/fs/cgroup").join(path)).unwrap();
+        }
+        fs::write(root.path().join("sys/fs/cgroup/cgroup.procs"), "").unwrap();
+        let live = Host::at(root.path()).live_pods().unwrap();
+        assert_eq!(live, (1..=7).map(uid).collect());
+        assert_eq!(Host::at(root.path().join("x")).live_pods(), None);
     }
 
     #[test]

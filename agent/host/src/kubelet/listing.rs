@@ -8,7 +8,7 @@ use std::{
 
 use cotenant_model::{
     GpuId,
-    grant::{Declared, DeviceId, Facts, Grant, GrantedDevice, Resource},
+    grant::{Declared, DeviceId, Facts, Grant, GrantedDevice, JobFacts, Resource},
 };
 
 use super::ask::{AskError, Pods, cri, podresources};
@@ -96,6 +96,7 @@ impl Listing {
             minors: &self.minors,
             declared: &self.declared,
             resources,
+            jobs: JobFacts::NONE,
         }
     }
 

@@ -11,6 +11,8 @@ use crate::read;
 
 const MAX_CONFIG: u64 = 4 << 20;
 const MAX_NAMESPACES: usize = 64;
+/// Bundles of running containers, by containerd's namespaces.
+const TASKS: &str = "run/containerd/io.containerd.runtime.v2.task";
 /// containers/storage keeps each driver's containers apart.
 pub(super) const STORAGE_DRIVERS: [&str; 4] = ["overlay", "vfs", "btrfs", "zfs"];
 
@@ -91,6 +93,18 @@ impl HostNames {
         Some(Named { name: known(name.trim_start_matches('/'))?, from })
     }
 
+    /// A container of a namespace of containerd's that has the cgroup's name: `nerdctl --namespace` with cgroupfs.
+    pub(super) fn containerd_below(&self, id: &str, parent: &str) -> Option<Named> {
+        let namespace = parent.strip_prefix('/').filter(|name| !name.contains('/'))?;
+        let spec: Spec = self.json(&format!("{TASKS}/{namespace}/{id}/config.json"), None)?;
+        if spec.linux.cgroups_path != format!("{parent}/{id}") {
+            return None;
+        }
+        let called = spec.annotations.get("nerdctl/name").and_then(|name| known(name));
+        let name = called.unwrap_or_else(|| id.chars().take(12).collect());
+        Some(Named { name, from: "containerd's bundle" })
+    }
+
     /// A container that Docker was told to put below `parent`.
     pub(super) fn docker_below(&self, id: &str, parent: &str) -> Option<Named> {
         let told = self.docker_parent(id)?;
@@ -154,7 +168,6 @@ impl HostNames {
 
     /// What `nerdctl` called it, by containerd's namespaces.
     fn containerd(&self, id: &str) -> Option<String> {
-        const TASKS: &str = "run/containerd/io.containerd.runtime.v2.task";
         let namespaces = read::names_in(&self.host.path(TASKS), MAX_NAMESPACES);
         namespaces.iter().filter(|namespace| *namespace != "k8s.io").find_map(|namespace| {
             let mut spec: Spec = self.json(&format!("{TASKS}/{namespace}/{id}/config.json"), None)?;

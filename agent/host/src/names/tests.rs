@@ -132,6 +132,32 @@ fn containers_are_named_by_their_runtime() {
 }
 
 #[test]
+fn a_namespace_of_containerds_is_believed_if_its_bundle_agrees() {
+    let bundle = |path: &str| {
+        format!(r#"{{"annotations":{{"nerdctl/name":"job"}},"linux":{{"cgroupsPath":"{path}"}}}}"#)
+    };
+    let (_root, names) = fixture(&[
+        ("run/containerd/io.containerd.runtime.v2.task/gpu/aa/config.json", &bundle("/gpu/aa")),
+        ("run/containerd/io.containerd.runtime.v2.task/gpu/bb/config.json", &bundle("/other/bb")),
+    ]);
+    let name = |id, parent| names.adopted(id, parent).map(|(runtime, named)| (runtime, named.name));
+    assert_eq!(name("aa", "/gpu"), Some((Runtime::Containerd, "job".into())));
+    assert_eq!(name("bb", "/gpu"), None);
+    assert_eq!(name("aa", "/other"), None);
+    assert_eq!(name("aa", "/gpu/gpu"), None);
+}
+
+#[test]
+fn whose_namespace_a_pod_is_in_makes_a_team_only_where_it_is_asked_for() {
+    let (root, _) = fixture(&[]);
+    let name = PodName { namespace: "team-a".into(), pod: "p".into(), from: "table" };
+    let team = |asked, name| HostNames::new(Host::at(root.path())).with_namespaces(asked).team("u", name);
+    assert_eq!(team(true, Some(&name)), Team::Known("team-a".into()));
+    assert_eq!(team(true, None), Team::NotAsked);
+    assert_eq!(team(false, Some(&name)), Team::NotAsked);
+}
+
+#[test]
 fn stores_that_were_moved_are_found() {
     let (_root, names) = fixture(&[
         ("etc/docker/daemon.json", r#"{"data-root":"/data/docker"}"#),

@@ -175,23 +175,22 @@ impl Book {
         library: Reading<()>,
         elapsed: Duration,
     ) -> GrantsView {
-        if !facts.answered && facts.declared.is_empty() {
+        let jobs = facts.jobs.answered || !facts.jobs.grants.is_empty();
+        if !facts.answered && facts.declared.is_empty() && !jobs {
             self.idle.clear();
             return GrantsView::default();
         }
-        let held = holdings(facts);
+        let whole = gpus.iter().filter(|view| view.sample.parent.is_none());
+        let indexes = whole.map(|view| (view.sample.index, view.sample.id.clone())).collect();
+        let held = holdings(facts, &indexes);
         let usage = Usage::of(tenants, gpus, library);
         let mut standings = self.granted(&held, &usage, elapsed);
-        if facts.answered {
-            standings.extend(ungranted(&held, facts.declared, &usage));
-        }
-        let stale =
-            facts.grants.iter().filter(|grant| grant.state(facts.live, facts.all_named) == GrantState::Stale);
+        standings.extend(ungranted(&held, facts, &usage));
         GrantsView {
             shares: shares(&held),
             standings,
             requests: requests(&held, facts.declared, &usage),
-            stale: (facts.answered && facts.live.is_some()).then(|| stale.count() as u64),
+            stale: stale(facts),
             ..GrantsView::default()
         }
     }
@@ -236,6 +235,15 @@ impl Book {
     }
 }
 
+/// `None` where nobody could say of any grant.
+fn stale(facts: Facts<'_>) -> Option<u64> {
+    let of_pods = facts.grants.iter().map(|grant| grant.state(facts.live, facts.all_named));
+    let of_jobs = facts.jobs.grants.iter().map(|grant| grant.state(facts.jobs.live));
+    let judged = (facts.answered && facts.live.is_some())
+        || (facts.jobs.live.is_some() && (facts.jobs.answered || !facts.jobs.grants.is_empty()));
+    judged.then(|| of_pods.chain(of_jobs).filter(|state| *state == GrantState::Stale).count() as u64)
+}
+
 fn tenant_of(holding: &Holding) -> Tenant {
     match holding.state {
         GrantState::Reservation => Tenant::plain(TenantKind::System, RESERVATION),
@@ -253,11 +261,15 @@ fn shares(held: &[Holding]) -> Vec<ShareRow> {
     sums.into_iter().map(row).collect()
 }
 
-/// Every pod on every GPU that it uses and was not granted.
-fn ungranted(held: &[Holding], declared: &[Declared], usage: &Usage<'_>) -> Vec<StandingRow> {
+/// Every pod and job on every GPU that it uses and was not granted, where somebody says what was.
+fn ungranted(held: &[Holding], facts: Facts<'_>, usage: &Usage<'_>) -> Vec<StandingRow> {
     let mut rows = Vec::new();
     for (holder, on) in &usage.by_holder {
-        if is_reserved(&holder.namespace) {
+        let told = match holder {
+            Holder::Pod { .. } => facts.answered && !holder.is_reserved(),
+            Holder::Job(job) => facts.jobs.tells_of(job),
+        };
+        if !told {
             continue;
         }
         let own: Vec<&Holding> = held.iter().filter(|holding| holding.holder.meets(holder)).collect();
@@ -272,7 +284,7 @@ fn ungranted(held: &[Holding], declared: &[Declared], usage: &Usage<'_>) -> Vec<
                 continue;
             }
             // A claim names no UUID, and a reservation without a group does not say for whom it is.
-            let covered = unnamed || shares_a_reservation(holder, gpu, held, declared);
+            let covered = unnamed || shares_a_reservation(holder, gpu, held, facts.declared);
             let elsewhere = own.iter().any(|holding| holding.gpu.is_some());
             let standing = match Standing::of(covered, used.known(), elsewhere) {
                 Ok(None) => continue,
@@ -293,8 +305,7 @@ fn ungranted(held: &[Holding], declared: &[Declared], usage: &Usage<'_>) -> Vec<
 
 fn shares_a_reservation(holder: &Holder, gpu: &GpuId, held: &[Holding], declared: &[Declared]) -> bool {
     let asks = |declared: &&Declared| {
-        declared.namespace == holder.namespace
-            && declared.pod == holder.pod
+        Holder::pod(&declared.namespace, &declared.pod) == holder.whole()
             && declared.requests.iter().any(|request| {
                 matches!(request.source, RequestSource::KaiMemory | RequestSource::KaiFraction)
             })
@@ -309,8 +320,7 @@ fn shares_a_reservation(holder: &Holder, gpu: &GpuId, held: &[Holding], declared
 fn requests(held: &[Holding], declared: &[Declared], usage: &Usage<'_>) -> Vec<RequestRow> {
     let mut asked: BTreeMap<(Holder, GpuId), (RequestSource, u64)> = BTreeMap::new();
     for declared in declared.iter().filter(|declared| !is_reserved(&declared.namespace)) {
-        let pod =
-            Holder { namespace: declared.namespace.clone(), pod: declared.pod.clone(), container: None };
+        let pod = Holder::pod(&declared.namespace, &declared.pod);
         let granted = held.iter().filter(|holding| holding.holder.meets(&pod));
         let used = usage.by_holder.iter().filter(|(holder, _)| holder.meets(&pod));
         let gpus: BTreeSet<&GpuId> =
@@ -331,7 +341,7 @@ fn requests(held: &[Holding], declared: &[Declared], usage: &Usage<'_>) -> Vec<R
         if let Some(gpu) = &holding.gpu
             && let Some(total) = usage.total(gpu)
         {
-            let place = (holding.holder.whole_pod(), gpu.clone());
+            let place = (holding.holder.whole(), gpu.clone());
             asked.entry(place).or_insert((RequestSource::Device, total));
         }
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Declared, Grant, GrantState, GrantedDevice, RequestSource, Resource};
+use super::{Declared, Grant, GrantState, GrantedDevice, JobFacts, RequestSource, Resource, job};
 use crate::{GpuId, Tenant, TenantKind};
 
 /// What the host room found out about grants.
@@ -22,44 +22,64 @@ pub struct Facts<'a> {
     pub declared: &'a [Declared],
     /// Resources that count as GPUs beside `nvidia.com/*`.
     pub resources: &'a [String],
+    /// Of a batch system, beside or without Kubernetes.
+    pub jobs: JobFacts<'a>,
 }
 
-/// A pod, and one of its containers or any.
+/// To whom something may be granted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Holder {
-    pub(super) namespace: String,
-    pub(super) pod: String,
-    pub(super) container: Option<String>,
+pub(super) enum Holder {
+    /// A pod, and one of its containers or any.
+    Pod { namespace: String, pod: String, container: Option<String> },
+    /// A job of Slurm's.
+    Job(String),
 }
 
 impl Holder {
+    pub(super) fn pod(namespace: &str, pod: &str) -> Self {
+        Self::Pod { namespace: namespace.to_owned(), pod: pod.to_owned(), container: None }
+    }
+
     pub(super) fn of(tenant: &Tenant) -> Option<Self> {
-        if !tenant.kind.is_kubernetes() {
-            return None;
+        match tenant.kind {
+            kind if kind.is_kubernetes() => Some(Self::Pod {
+                namespace: tenant.namespace.clone()?,
+                pod: tenant.pod.clone()?,
+                container: tenant.container.clone(),
+            }),
+            TenantKind::Slurm => Some(Self::Job(tenant.name.strip_prefix("slurm:")?.to_owned())),
+            _ => None,
         }
-        let (namespace, pod) = (tenant.namespace.clone()?, tenant.pod.clone()?);
-        Some(Self { namespace, pod, container: tenant.container.clone() })
     }
 
     pub(super) fn tenant(&self) -> Tenant {
-        let mut tenant = Tenant::plain(TenantKind::Pod, &format!("{}/{}", self.namespace, self.pod));
-        tenant.namespace = Some(self.namespace.clone());
-        tenant.pod = Some(self.pod.clone());
-        tenant.container.clone_from(&self.container);
-        tenant
+        match self {
+            Self::Pod { namespace, pod, container } => Tenant {
+                namespace: Some(namespace.clone()),
+                pod: Some(pod.clone()),
+                container: container.clone(),
+                ..Tenant::plain(TenantKind::Pod, &format!("{namespace}/{pod}"))
+            },
+            Self::Job(job) => Tenant::plain(TenantKind::Slurm, job),
+        }
     }
 
-    pub(super) fn whole_pod(&self) -> Self {
-        Self { container: None, ..self.clone() }
+    /// Of all its containers.
+    pub(super) fn whole(&self) -> Self {
+        match self {
+            Self::Pod { namespace, pod, .. } => Self::pod(namespace, pod),
+            Self::Job(_) => self.clone(),
+        }
     }
 
     /// Whether one may be the other: a container that is not known may be any of its pod.
     pub(super) fn meets(&self, other: &Self) -> bool {
-        let same = match (&self.container, &other.container) {
-            (Some(one), Some(two)) => one == two,
-            _ => true,
-        };
-        same && self.namespace == other.namespace && self.pod == other.pod
+        let any = |holder: &Self| matches!(holder, Self::Pod { container: None, .. });
+        if any(self) || any(other) { self.whole() == other.whole() } else { self == other }
+    }
+
+    pub(super) fn is_reserved(&self) -> bool {
+        matches!(self, Self::Pod { namespace, .. } if is_reserved(namespace))
     }
 }
 
@@ -78,13 +98,13 @@ pub(super) struct Holding {
     pub(super) state: GrantState,
 }
 
-/// Everything that is held, reservations by themselves included.
-pub(super) fn holdings(facts: Facts<'_>) -> Vec<Holding> {
-    let mut held: Vec<Holding> = facts.grants.iter().flat_map(|grant| of_grant(grant, facts)).collect();
+/// Everything that is held, reservations by themselves included. `indexes`: NVML's order of the GPUs.
+pub(super) fn holdings(facts: Facts<'_>, indexes: &BTreeMap<u32, GpuId>) -> Vec<Holding> {
+    let mut held: Vec<Holding> =
+        facts.grants.iter().flat_map(|grant| of_grant(grant, facts, indexes)).collect();
     let reserved = reservations(&held, facts.declared);
     for declared in facts.declared.iter().filter(|declared| !is_reserved(&declared.namespace)) {
-        let pod =
-            Holder { namespace: declared.namespace.clone(), pod: declared.pod.clone(), container: None };
+        let pod = Holder::pod(&declared.namespace, &declared.pod);
         // HAMi's scheduler decides; the ids that kubelet picked for its plugin are any free ones.
         let decided: BTreeSet<&GpuId> = declared
             .requests
@@ -121,6 +141,7 @@ pub(super) fn holdings(facts: Facts<'_>) -> Vec<Holding> {
             });
         }
     }
+    held.extend(facts.jobs.grants.iter().flat_map(|grant| job::holdings(grant, facts.jobs, indexes)));
     held
 }
 
@@ -128,9 +149,9 @@ pub(super) fn is_reserved(namespace: &str) -> bool {
     super::RESERVATIONS.contains(&namespace)
 }
 
-fn of_grant(grant: &Grant, facts: Facts<'_>) -> Vec<Holding> {
+fn of_grant(grant: &Grant, facts: Facts<'_>, indexes: &BTreeMap<u32, GpuId>) -> Vec<Holding> {
     let state = grant.state(facts.live, facts.all_named);
-    let holder = Holder {
+    let holder = Holder::Pod {
         namespace: grant.namespace.clone(),
         pod: grant.pod.clone(),
         container: Some(grant.container.clone()),
@@ -144,7 +165,12 @@ fn of_grant(grant: &Grant, facts: Facts<'_>) -> Vec<Holding> {
     let mut by_gpu: BTreeMap<Option<GpuId>, Holding> = BTreeMap::new();
     for device in &grant.devices {
         // gpushare's ids are counters of memory: which GPU they are on says nothing.
-        let gpu = device.gpu(|minor| facts.minors.get(&minor).cloned()).filter(|_| !memory);
+        let claimed = device.claimed(facts.minors, indexes);
+        let part = claimed.as_ref().is_some_and(|(_, part)| *part);
+        let gpu = device
+            .gpu(|minor| facts.minors.get(&minor).cloned())
+            .or_else(|| claimed.map(|(gpu, _)| gpu))
+            .filter(|_| !memory);
         let holding = by_gpu.entry(gpu.clone()).or_insert_with(|| Holding {
             holder: holder.clone(),
             gpu,
@@ -159,6 +185,7 @@ fn of_grant(grant: &Grant, facts: Facts<'_>) -> Vec<Holding> {
             holding.instance |= id.gpu_instance.is_some();
             holding.whole &= id.replica.is_none() && id.gpu_instance.is_none();
         } else {
+            holding.instance |= part;
             holding.whole = false;
         }
     }
@@ -169,9 +196,8 @@ fn of_grant(grant: &Grant, facts: Facts<'_>) -> Vec<Holding> {
 fn reservations(held: &[Holding], declared: &[Declared]) -> BTreeMap<String, BTreeSet<(GpuId, String)>> {
     let mut reserved: BTreeMap<String, BTreeSet<(GpuId, String)>> = BTreeMap::new();
     for declared in declared.iter().filter(|declared| is_reserved(&declared.namespace)) {
-        let of_pod = held.iter().filter(|holding| {
-            holding.holder.namespace == declared.namespace && holding.holder.pod == declared.pod
-        });
+        let pod = Holder::pod(&declared.namespace, &declared.pod);
+        let of_pod = held.iter().filter(|holding| holding.holder.whole() == pod);
         for holding in of_pod {
             let Some(gpu) = &holding.gpu else { continue };
             for group in &declared.groups {

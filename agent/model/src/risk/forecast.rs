@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::HORIZONS;
+use super::host::HostForecast;
 use super::warning::{Severity, Warning, WarningCounts};
 use crate::{GpuId, Tenant};
 
@@ -16,6 +17,9 @@ pub struct Forecast {
     pub at: Duration,
     /// GPUs whose memory NVML told; of the others nothing is said.
     pub gpus: Vec<GpuForecast>,
+    /// `None` where host memory is not watched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostForecast>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

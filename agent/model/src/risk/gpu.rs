@@ -278,7 +278,9 @@ impl Gpu {
             .iter()
             .filter(|(_, resident)| resident.asks.max(resident.seldom) > 1.0 / HORIZONS[longest])
             .map(|(tenant, resident)| {
-                let gap = resident.series.range(longest).1 - resident.series.level;
+                // One that grows comes back to nothing: how large it was before it was started again says nothing of its asks.
+                let grows = resident.series.run.rate() > 0.0;
+                let gap = if grows { 0.0 } else { resident.series.range(longest).1 - resident.series.level };
                 let short = (free - resident.need.max(gap)).max(0.0) / pace;
                 // On average it asks half of its interval later.
                 (short + 0.5 / resident.asks.max(resident.seldom), tenant)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::host::HostMoment;
 use super::identity;
 use crate::node::Step;
 use crate::sample::GpuRef;
@@ -22,6 +23,9 @@ pub struct Moment {
     pub at: Duration,
     pub gpus: Vec<GpuMoment>,
     pub tenants: Vec<TenantMoment>,
+    /// `None` where host memory is not watched. A recording has it beside the rest: older ones are without.
+    #[serde(skip)]
+    pub host: Option<HostMoment>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -115,7 +119,25 @@ impl Moment {
             }),
         });
         let tenants = step.tenants.iter().map(TenantMoment::of).filter(|tenant| !tenant.is_nothing());
-        Self { at, gpus: gpus.collect(), tenants: tenants.collect() }
+        Self { at, gpus: gpus.collect(), tenants: tenants.collect(), host: None }
+    }
+
+    /// The same with host memory: what was read of it, completed by what the ledgers say is pinned.
+    #[must_use]
+    pub fn with_host(self, step: &Step, read: Option<HostMoment>) -> Self {
+        let pinned: BTreeMap<&Tenant, u64> = step
+            .tenants
+            .iter()
+            .map(|view| {
+                let rows = view.memory.iter().filter(|((_, kind), _)| kind.is_host());
+                (&view.tenant, rows.map(|(_, totals)| totals.live).sum())
+            })
+            .collect();
+        let host = read.map(|mut host| {
+            host.tenants.iter_mut().for_each(|of| of.pinned = pinned.get(&of.tenant).copied().unwrap_or(0));
+            host
+        });
+        Self { host, ..self }
     }
 }
 

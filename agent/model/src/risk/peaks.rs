@@ -16,7 +16,7 @@ const LEG_SECONDS: f64 = 600.0;
 /// Peaks within this many seconds count as one, the highest: memory is of minutes, not of steps.
 const TOGETHER: f64 = 30.0;
 /// What happens in the first seconds is loading.
-const LOADING: f64 = 60.0;
+pub(super) const LOADING: f64 = 60.0;
 /// Peaks within this part of the range below the record are of its kind.
 const NEAR: f64 = 0.25;
 

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::HORIZONS;
-use super::peaks::Peaks;
+use super::peaks::{LOADING, Peaks};
 use super::run::Run;
 
 /// A horizon is watched in this many slots.
@@ -122,6 +122,7 @@ fn edge(bin: usize) -> f64 {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Scale {
     horizon: f64,
+    born: f64,
     slots: VecDeque<Slot>,
     /// Where the level stands now.
     phase: Phase,
@@ -133,9 +134,10 @@ struct Scale {
 }
 
 impl Scale {
-    fn new(horizon: f64) -> Self {
+    fn new(at: f64, horizon: f64) -> Self {
         Self {
             horizon,
+            born: at,
             slots: VecDeque::with_capacity(RANGE + 1),
             phase: Phase::Flat,
             floor: f64::INFINITY,
@@ -202,9 +204,14 @@ impl Scale {
     }
 
     /// The window that is full now: how far above its start did it go, beyond what its run would have done?
+    ///
+    /// What happens in the first seconds is loading, and says nothing of what comes later.
     fn learn(&mut self) {
         let Some(first) = self.slots.len().checked_sub(SLOTS) else { return };
         let begin = self.slots[first];
+        if begin.at - self.born < LOADING {
+            return;
+        }
         let growth = self
             .slots
             .range(first..)
@@ -233,7 +240,7 @@ impl Series {
             run: Run::new(at, level),
             level,
             peaks: Peaks::new(at, level),
-            scales: HORIZONS.iter().map(|h| Scale::new(*h)).collect(),
+            scales: HORIZONS.iter().map(|h| Scale::new(at, *h)).collect(),
         }
     }
 
@@ -321,7 +328,10 @@ impl Series {
         }
         let step = room / POINTS as f64;
         let at = |point: usize| (point as f64 + 0.5) * step;
-        let sum = |of: &dyn Fn(f64) -> f64| (0..POINTS).map(|point| of(at(point))).sum::<f64>() * step;
+        // Both fall with the bytes: beyond the first none there are none.
+        let sum = |of: &dyn Fn(f64) -> f64| {
+            (0..POINTS).map(|point| of(at(point))).take_while(|part| *part > 0.0).sum::<f64>() * step
+        };
         sum(&|bytes| self.grows(horizon, bytes)) + sum(&|bytes| self.bursts(horizon, bytes + gap))
     }
 

@@ -78,6 +78,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.apiWatch.enabled -}}
 {{- $_ := set $known "kubernetes" (dict "api_watch" true) -}}
 {{- end -}}
+{{- if .Values.host.slurmJobMapping -}}
+{{- $_ := set $known "slurm" (dict "job_mapping" .Values.host.slurmJobMapping) -}}
+{{- end -}}
 {{- $all := mustMergeOverwrite $known (deepCopy .Values.config) -}}
 {{- range $section := keys $all | sortAlpha }}
 [{{ $section }}]
@@ -86,6 +89,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ $key }} = {{ include "cotenant.toml.value" (get $values $key) }}
 {{- end }}
 {{ end }}
+{{- end }}
+
+{{- /* The ports of everybody that the configuration sends to, as a JSON list. */ -}}
+{{- define "cotenant.receiverPorts" -}}
+{{- $urls := dig "alertmanager" "urls" (list) .Values.config -}}
+{{- range list .Values.otlp.endpoint (dig "otlp" "endpoint" "" .Values.config) -}}
+{{- if . -}}{{- $urls = append $urls . -}}{{- end -}}
+{{- end -}}
+{{- $ports := list -}}
+{{- range $urls -}}
+{{- $url := urlParse . -}}
+{{- $named := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+{{- $ports = append $ports (int (default (eq $url.scheme "https" | ternary "443" "80") $named)) -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
 {{- end }}
 
 {{- /* How kubelet asks for a page: by HTTP, by HTTPS, or, where every client needs a certificate, through the agent's socket. */ -}}

@@ -1,8 +1,8 @@
 //! Owns Slurm: munged, slurmctld and slurmd on one node, and jobs of sbatch.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use crate::{
@@ -23,8 +23,9 @@ fn host() -> Result<String> {
 }
 
 impl Cluster {
-    /// `tracking`: how processes are kept together, `proctrack/…`.
-    fn start(stage: &Stage, tracking: &str) -> Result<Self> {
+    /// `tracking`: how processes are kept together, `proctrack/…`. `mapping`: where a prolog notes who was granted the GPU
+    /// that the node has then.
+    fn start(stage: &Stage, tracking: &str, mapping: Option<&Path>) -> Result<Self> {
         let slurm = stage.directory().join("slurm");
         for part in ["", "state", "spool", "munge"] {
             fs::create_dir_all(slurm.join(part))?;
@@ -34,6 +35,19 @@ impl Cluster {
         let (at, host) = (slurm.display().to_string(), host()?);
         let config = format!("{at}/slurm.conf");
         let (port, other) = ports()?;
+        let (gpus, gres) = match mapping {
+            Some(mapping) => {
+                note_grants(&slurm, mapping)?;
+                (
+                    format!(
+                        "GresTypes=gpu\nProlog={at}/prolog\nPrologFlags=Contain\nSelectType=select/cons_tres\n\
+                     SelectTypeParameters=CR_Core\n"
+                    ),
+                    " Gres=gpu:1",
+                )
+            }
+            None => (String::new(), ""),
+        };
         fs::write(
             &config,
             format!(
@@ -41,8 +55,8 @@ impl Cluster {
                  AuthType=auth/munge\nAuthInfo=socket={at}/munge/socket\nStateSaveLocation={at}/state\n\
                  SlurmdSpoolDir={at}/spool\nSlurmctldPidFile={at}/ctld.pid\nSlurmdPidFile={at}/d.pid\n\
                  ProctrackType={tracking}\nTaskPlugin=task/none\nMpiDefault=none\nReturnToService=2\n\
-                 SlurmctldPort={port}\nSlurmdPort={other}\n\
-                 NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN\n\
+                 SlurmctldPort={port}\nSlurmdPort={other}\n{gpus}\
+                 NodeName={host} NodeAddr=127.0.0.1 CPUs=1{gres} State=UNKNOWN\n\
                  PartitionName=p Nodes=ALL Default=YES State=UP\n"
             ),
         )?;
@@ -76,6 +90,19 @@ impl Cluster {
     }
 }
 
+/// The prolog of deploy/README.md, and a device that Slurm takes for a GPU: it only looks whether the node is there.
+fn note_grants(slurm: &Path, mapping: &Path) -> Result<()> {
+    fs::write(slurm.join("gres.conf"), "Name=gpu File=/dev/zero\n")?;
+    let prolog = slurm.join("prolog");
+    let script = format!(
+        "#!/bin/sh\numask 022\nfor gpu in $(echo \"$SLURM_JOB_GPUS\" | tr ',' ' '); do\n  \
+         echo \"$SLURM_JOB_ID\" >> \"{}/$gpu\"\ndone\n",
+        mapping.display()
+    );
+    fs::write(&prolog, script)?;
+    Ok(fs::set_permissions(prolog, fs::Permissions::from_mode(0o755))?)
+}
+
 fn ask(stage: &Stage, config: &str, words: &[&str]) -> Result<String> {
     said(stage.enclosure.command(words).env("SLURM_CONF", config))
 }
@@ -91,7 +118,7 @@ fn ports() -> Result<(u16, u16)> {
 fn holds(tracking: &str, launcher: &str, step: &str) -> Result<()> {
     let _leavings = Leavings::of(&["slurm", &format!("slurm_{}", host()?), "system.slice/slurmstepd.scope"])?;
     let stage = Stage::set(&["slurmctld", "slurmd", "sbatch", "munged"], "")?;
-    let cluster = Cluster::start(&stage, tracking)?;
+    let cluster = Cluster::start(&stage, tracking, None)?;
     let environment: Vec<String> =
         stage.environment(false).iter().map(|(key, value)| format!("{key}={value}")).collect();
     let tenant = cotenant_node::artefacts()?.join("cotenant-sim-tenant");
@@ -115,6 +142,45 @@ fn holds(tracking: &str, launcher: &str, step: &str) -> Result<()> {
 #[ignore = "needs Slurm: make test-runtimes"]
 fn c26_a_slurm_job_has_its_number() -> Result<()> {
     holds("proctrack/cgroup", "", "batch")
+}
+
+#[test]
+#[ignore = "needs Slurm: make test-runtimes"]
+fn c24_a_job_that_holds_a_gpu_and_runs_nothing_on_it_is_idle() -> Result<()> {
+    const STATE: &str = "cotenant_gpu_grant_state";
+    let _leavings = Leavings::of(&["slurm", &format!("slurm_{}", host()?), "system.slice/slurmstepd.scope"])?;
+    let mapping = tempfile::tempdir()?;
+    let extra = format!("[slurm]\njob_mapping = \"{}\"\ninterval = \"500ms\"\n", mapping.path().display());
+    let stage = Stage::set(&["slurmctld", "slurmd", "sbatch", "munged"], &extra)?;
+    let cluster = Cluster::start(&stage, "proctrack/cgroup", Some(mapping.path()))?;
+    let submit = |words: &[&str]| {
+        cluster.ask(
+            &stage,
+            &[&["sbatch", "--parsable", "--output=/dev/null"], words, &["--wrap=sleep 600"]].concat(),
+        )
+    };
+    let job = submit(&["--gres=gpu:1"])?;
+    let tenant = format!("slurm:{job}");
+    let is = |scrape: &cotenant_node::scrape::Scrape, word: &str| {
+        scrape.get(STATE, &[("tenant", &tenant), ("grant", word)]) == Some(1.0)
+    };
+    let said = || {
+        let files = fs::read_dir(mapping.path()).into_iter().flatten().flatten();
+        let files = files.map(|file| (file.file_name(), fs::read_to_string(file.path())));
+        format!("{:?}\n{}", files.collect::<Vec<_>>(), cluster.slurmd.log())
+    };
+    let scrape = stage.world.agent.until(|scrape| is(scrape, "idle")).with_context(said)?;
+    let share = [("tenant", tenant.as_str()), ("resource", "gres/gpu")];
+    ensure!(scrape.get("cotenant_gpu_grant_shares", &share) == Some(1.0), "{}", said());
+    let idle = |scrape: &cotenant_node::scrape::Scrape| {
+        scrape.get("cotenant_gpu_grant_idle_seconds_total", &[("tenant", &tenant)])
+    };
+    let before = idle(&scrape);
+    stage.world.agent.until(|scrape| idle(scrape) > before)?;
+    // It ends, and no epilog takes its line away.
+    cluster.ask(&stage, &["scancel", "--full", "--signal=KILL", &job])?;
+    stage.world.agent.until(|scrape| is(scrape, "stale")).with_context(said)?;
+    Ok(())
 }
 
 #[test]

@@ -118,14 +118,96 @@ fn signals_can_be_switched_off_one_by_one_and_all_together() {
 
 #[test]
 fn resource_attributes_are_percent_decoded() {
-    let attributes = resource_attributes(&|name| match name {
-        "OTEL_RESOURCE_ATTRIBUTES" => Some("k8s.cluster.name=eu%2Cwest, team=ml".to_owned()),
+    let (attributes, remark) = resource_attributes(&|name| match name {
+        "OTEL_RESOURCE_ATTRIBUTES" => Some("k8s.cluster.name=eu%2Cwest, team=ml,a%3Db=c%20d".to_owned()),
         "OTEL_SERVICE_NAME" => Some("watch".to_owned()),
         _ => None,
     });
+    assert_eq!(remark, None);
+    assert_eq!(attributes["a=b"], "c d");
     assert_eq!(attributes["k8s.cluster.name"], "eu,west");
     assert_eq!(attributes["team"], "ml");
     assert_eq!(attributes["service.name"], "watch");
+}
+
+#[test]
+fn resource_attributes_that_cannot_be_read_are_left_out_whole_and_said() {
+    for broken in ["team=ml,oops", "team=ml,a=%zz", "team=ml,a=%e"] {
+        let (attributes, remark) =
+            resource_attributes(&|name| (name == "OTEL_RESOURCE_ATTRIBUTES").then(|| broken.to_owned()));
+        assert!(attributes.is_empty(), "{attributes:?}");
+        assert!(remark.is_some_and(|remark| remark.contains("OTEL_RESOURCE_ATTRIBUTES")), "{broken}");
+    }
+}
+
+#[test]
+fn every_variable_is_honoured_and_a_wrong_one_is_said_once() {
+    let settings = resolve(
+        &Wishes::default(),
+        &[
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all:4317"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "x-scope=a%2Cb,x-scope-2=c"),
+            ("OTEL_EXPORTER_OTLP_LOGS_HEADERS", "x-scope=logs"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "2500"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "700"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_LOGS_COMPRESSION", "none"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca"),
+            ("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "/metrics-ca"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "/crt"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "5000"),
+            ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "lowmemory"),
+            (
+                "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
+                "BASE2_EXPONENTIAL_BUCKET_HISTOGRAM",
+            ),
+        ],
+    )
+    .unwrap();
+    assert_eq!(settings.remarks, [""; 0]);
+    let [metrics, traces, logs] = Signal::ALL.map(|signal| &settings.targets[&signal]);
+    assert_eq!((metrics.protocol, traces.protocol), (Protocol::Http, Protocol::Grpc));
+    assert_eq!(metrics.endpoint.to_string(), "https://all:4317/v1/metrics");
+    assert_eq!(logs.endpoint.to_string(), "https://all:4317/");
+    assert_eq!(
+        (&metrics.headers["x-scope"], &logs.headers["x-scope"]),
+        (&"a,b".parse().unwrap(), &"logs".parse().unwrap())
+    );
+    assert_eq!(logs.headers["x-scope-2"], "c");
+    assert_eq!((logs.timeout, traces.timeout), (Duration::from_millis(2500), Duration::from_millis(700)));
+    assert_eq!((traces.compression, logs.compression), (Compression::Gzip, Compression::None));
+    assert_eq!(metrics.tls.certificate, Some("/metrics-ca".into()));
+    assert_eq!(
+        (&logs.tls.certificate, &logs.tls.client_certificate, &logs.tls.client_key),
+        (&Some("/ca".into()), &Some("/crt".into()), &Some("/key".into()))
+    );
+    assert_eq!(settings.interval, Duration::from_secs(5));
+    assert_eq!(settings.temporality, Temporality::Cumulative);
+    assert_eq!(settings.histograms, Histograms::Exponential);
+
+    let wrong = [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "udp"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "lz4"),
+        ("OTEL_EXPORTER_OTLP_INSECURE", "maybe"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "5"),
+        ("OTEL_SDK_DISABLED", "perhaps"),
+        ("OTEL_LOGS_EXPORTER", "console"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "both"),
+        ("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "none"),
+    ];
+    let settings = resolve(&Wishes::default(), &wrong).unwrap();
+    for (name, _) in wrong {
+        let said = settings.remarks.iter().filter(|remark| remark.starts_with(&format!("{name} is")));
+        assert_eq!(said.count(), 1, "{name}: {:?}", settings.remarks);
+    }
+    assert_eq!(settings.targets.len(), 3, "what makes no sense switches nothing off");
+    assert_eq!(settings.interval, Duration::from_mins(1));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Uri;
 
 use super::{Compression, Protocol};
-use crate::otlp::Temporality;
+use crate::otlp::{Histograms, Temporality};
 
 type Parsed<T> = Result<T, &'static str>;
 
@@ -34,6 +34,31 @@ pub(super) fn temporality(value: &str) -> Parsed<Temporality> {
         "delta" => Ok(Temporality::Delta),
         _ => Err("allowed are \"cumulative\" and \"delta\""),
     }
+}
+
+/// What OpenTelemetry calls the default aggregation of histograms.
+pub(super) fn histograms(value: &str) -> Parsed<Histograms> {
+    match value.to_ascii_lowercase().as_str() {
+        "explicit" | "explicit_bucket_histogram" => Ok(Histograms::Explicit),
+        "exponential" | "base2_exponential_bucket_histogram" => Ok(Histograms::Exponential),
+        _ => Err("allowed are \"explicit\" and \"exponential\""),
+    }
+}
+
+/// Whether a signal is sent, by the list of its exporters.
+pub(super) fn exporters(value: &str) -> Parsed<bool> {
+    let mut names = value.split(',').map(str::trim);
+    match value {
+        "none" => Ok(false),
+        _ if names.any(|name| name == "otlp") => Ok(true),
+        _ => Err("allowed are \"otlp\" and \"none\""),
+    }
+}
+
+/// Figures change once a second.
+pub(super) fn interval(value: &str) -> Parsed<Duration> {
+    let interval = milliseconds(value).ok().filter(|interval| *interval >= Duration::from_secs(1));
+    interval.ok_or("a number of milliseconds from 1000 on is wanted")
 }
 
 pub(super) fn truth(value: &str) -> Parsed<bool> {
@@ -72,7 +97,8 @@ pub(super) fn pairs(list: &str) -> Parsed<Vec<(String, String)>> {
     entries
         .map(|entry| {
             let (key, value) = entry.split_once('=').ok_or("key=value")?;
-            Ok((key.trim().to_owned(), decoded(value.trim()).ok_or("percent-encoded UTF-8")?))
+            let decoded = |text: &str| decoded(text.trim()).ok_or("percent-encoded UTF-8");
+            Ok((decoded(key)?, decoded(value)?))
         })
         .collect()
 }

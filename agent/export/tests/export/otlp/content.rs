@@ -39,6 +39,11 @@ async fn every_metric_arrives_by_each_way_and_compression() {
             let header = if protocol == "grpc" { "grpc-encoding" } else { "content-encoding" };
             let said = sink.header(header);
             assert_eq!(said.as_deref().unwrap_or("none"), compression, "{way}");
+            if protocol == "grpc" {
+                // What a receiver of Go answers in, and an answer that cannot be read would count as a refusal.
+                let accepted = sink.header("grpc-accept-encoding").unwrap_or_default();
+                assert!(accepted.contains("gzip") && accepted.contains("zstd"), "{way}: {accepted}");
+            }
         }
     }
 }
@@ -112,6 +117,66 @@ async fn c113_what_arrives_is_what_the_rows_say() {
         of_train.unwrap().value,
         Some(number_data_point::Value::AsInt(i64::try_from(100 * fixture::MIB).unwrap()))
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exponential_histograms_have_the_counts_sums_and_attributes_of_the_rows() {
+    for (protocol, temporality) in [("grpc", "cumulative"), ("http/protobuf", "delta")] {
+        let sink = Sink::default();
+        let address = if protocol == "grpc" { sink.grpc().await } else { sink.http().await };
+        let wishes = Wishes {
+            histograms: Some("exponential".to_owned()),
+            temporality: Some(temporality.to_owned()),
+            ..Wishes::default()
+        };
+        let sender = Node::new().start(&settings(protocol, address, wishes));
+        let account = sender.account();
+        until("the metrics", || exported(&account, "metrics") > 0).await;
+        stop(sender).await;
+        let metrics = sink.metrics();
+        let mut families = 0;
+        for declared in METRICS.iter().filter(|metric| metric.kind == Kind::Histogram) {
+            let found = metrics.iter().find(|metric| metric.name == declared.otel).unwrap();
+            let histogram = match found.data.as_ref().unwrap() {
+                metric::Data::ExponentialHistogram(histogram) => histogram,
+                // NVML's bounds are tenfold.
+                metric::Data::Histogram(_) if declared.otel == "cotenant.agent.nvml.call.duration" => {
+                    continue;
+                }
+                other => panic!("{}: {other:?}", declared.otel),
+            };
+            families += 1;
+            assert_eq!(
+                histogram.aggregation_temporality().as_str_name().to_lowercase(),
+                format!("aggregation_temporality_{temporality}")
+            );
+            let wanted: Vec<_> =
+                rows(&fixture::view()).into_iter().filter(|row| row.metric.id == declared.id).collect();
+            assert_eq!(histogram.data_points.len(), wanted.len());
+            for (point, row) in histogram.data_points.iter().zip(wanted) {
+                let Value::Distribution(distribution) = row.value else { panic!("{row:?}") };
+                let positive = point.positive.as_ref().unwrap();
+                assert_eq!(point.count, distribution.count());
+                assert_eq!(point.count, point.zero_count + positive.bucket_counts.iter().sum::<u64>());
+                assert_eq!(point.sum, Some(distribution.sum_seconds));
+                assert_eq!(point.attributes.len(), row.labels.len());
+                // Each bound is within 7 % of the page's.
+                for (place, count) in
+                    positive.bucket_counts.iter().enumerate().filter(|(_, count)| **count > 0)
+                {
+                    let upper = f64::from(positive.offset + i32::try_from(place).unwrap() + 1).exp2();
+                    let (bound, there) =
+                        *distribution.buckets.iter().find(|(bound, _)| *bound >= upper).unwrap();
+                    assert_eq!(*count, there, "up to {upper}");
+                    assert!(
+                        bound.is_infinite() || (0.93..=1.0).contains(&(upper / bound)),
+                        "{upper} for {bound}"
+                    );
+                }
+            }
+        }
+        assert_eq!(families, 2, "calls and waits");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

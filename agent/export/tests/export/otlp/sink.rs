@@ -145,6 +145,9 @@ impl Sink {
                 <$server>::new(self.clone())
                     .accept_compressed(CompressionEncoding::Gzip)
                     .accept_compressed(CompressionEncoding::Zstd)
+                    // As Go's servers do, though those ask nobody whether it is accepted.
+                    .send_compressed(CompressionEncoding::Gzip)
+                    .send_compressed(CompressionEncoding::Zstd)
             };
         }
         server

@@ -105,6 +105,15 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
+/// The call is linked, with the reason, and with the culprit under `key`.
+fn is_linked(spans: &[Span], root: &Span, call: &str, why: &str, key: &str) {
+    let call = find(spans, call);
+    let link = root.links.iter().find(|link| link.span_id == call.span_id).unwrap();
+    assert_eq!(link.trace_id, call.trace_id);
+    assert_eq!(attribute(&link.attributes, "cotenant.link").as_deref(), Some(why));
+    assert_eq!(attribute(&link.attributes, key).as_deref(), Some("pod:ml/train-0"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_incident_is_a_trace_with_a_child_for_each_thing_that_happened() {
     for protocol in ["grpc", "http/protobuf"] {
@@ -116,7 +125,15 @@ async fn an_incident_is_a_trace_with_a_child_for_each_thing_that_happened() {
             ..Ask::new(victim(), Operation::MemAlloc, CudaError::OUT_OF_MEMORY)
         };
         assert!(failures.failed(T + 1.5, 1, &ask));
-        stage.tick(Observation { waits: waits(0.9), ..Observation::default() }, vec![call(T + 0.25, 0.5)]);
+        let of_the_culprit = Call {
+            victim: culprit(),
+            pid: 7,
+            operation: Operation::MemFree,
+            culprit: None,
+            ..call(T + 0.2, 0.6)
+        };
+        let calls = vec![call(T + 0.25, 0.5), of_the_culprit];
+        stage.tick(Observation { waits: waits(0.9), ..Observation::default() }, calls);
         stage.tick(
             Observation { failures: failures.drain(T + 2.0), waits: waits(0.5), ..Observation::default() },
             Vec::new(),
@@ -158,6 +175,7 @@ async fn an_incident_is_a_trace_with_a_child_for_each_thing_that_happened() {
             ("cotenant.culprit", "pod:ml/train-0"),
             ("hw.id", fixture::gpu_id(0).as_str()),
             ("cotenant.wait.share.neighbours", "1"),
+            ("cotenant.wait.share.self", "0"),
         ] {
             assert_eq!(attribute(&root.attributes, key).as_deref(), Some(value), "{protocol} {key}");
         }
@@ -181,10 +199,8 @@ async fn an_incident_is_a_trace_with_a_child_for_each_thing_that_happened() {
         }
         let ids: BTreeSet<_> = spans.iter().map(|span| &span.span_id).collect();
         assert_eq!(ids.len(), spans.len(), "a span is told once");
-        // The culprit's call is linked.
-        let slow = find(&spans, "cuMemAlloc");
-        let link = root.links.iter().find(|link| link.span_id == slow.span_id).unwrap();
-        assert_eq!(link.trace_id, slow.trace_id);
+        is_linked(&spans, root, "cuMemFree", "culprit_call", "cotenant.tenant");
+        is_linked(&spans, root, "cuMemAlloc", "slow_call", "cotenant.culprit");
         // The records lead here.
         let records = stage.sink.records();
         for (event, severity) in [
@@ -298,8 +314,23 @@ async fn a_slow_call_says_where_its_time_went_and_how_many_were_left_out() {
     stop(stage.sender).await;
 }
 
+/// A span has 16 links of each kind, and says how many it has no room for.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_histogram_of_waits_leads_to_the_last_slow_call() {
+async fn links_that_find_no_room_are_counted() {
+    let mut stage = Stage::new("grpc", Rates { slow_calls_per_second: 100, ..Rates::default() }).await;
+    let calls = (0..20).map(|n| Call { tid: n, ..call(T + 0.25, 0.5) }).collect();
+    stage.tick(Observation { waits: waits(0.9), ..Observation::default() }, calls);
+    stage.tick(Observation { waits: waits(0.9), ..Observation::default() }, Vec::new());
+    stage.quiet();
+    until("the trace", || stage.sink.spans().iter().any(|span| span.name.starts_with("incident"))).await;
+    stop(stage.sender).await;
+    let spans = stage.sink.spans();
+    let root = find(&spans, "incident noisy_neighbour");
+    assert_eq!((root.links.len(), root.dropped_links_count), (16, 4));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn histograms_of_calls_and_waits_lead_to_the_last_slow_call() {
     let node = Node::new();
     let sink = Sink::default();
     let address = sink.grpc().await;
@@ -319,15 +350,22 @@ async fn a_histogram_of_waits_leads_to_the_last_slow_call() {
         .metrics()
         .into_iter()
         .filter_map(|metric| match metric.data {
-            Some(metric::Data::Histogram(histogram)) => Some(histogram.data_points),
+            Some(metric::Data::Histogram(histogram)) => Some((metric.name, histogram.data_points)),
             _ => None,
         })
-        .flatten()
-        .flat_map(|point| point.exemplars)
+        .flat_map(|(name, points)| points.into_iter().map(move |point| (name.clone(), point)))
+        .flat_map(|(name, point)| point.exemplars.into_iter().map(move |exemplar| (name.clone(), exemplar)))
         .collect();
-    assert_eq!(exemplars.len(), 1);
-    assert_eq!((&exemplars[0].trace_id, &exemplars[0].span_id), (&spans[0].trace_id, &spans[0].span_id));
-    assert_eq!(exemplars[0].value, Some(exemplar::Value::AsDouble(0.25)));
+    let values: Vec<_> = exemplars.iter().map(|(name, exemplar)| (name.as_str(), exemplar.value)).collect();
+    let seconds = |seconds| Some(exemplar::Value::AsDouble(seconds));
+    let wanted = [
+        ("cotenant.gpu.driver.wait.duration", seconds(0.25)),
+        ("cotenant.gpu.memory.operation.duration", seconds(0.5)),
+    ];
+    assert_eq!(values, wanted);
+    for (_, exemplar) in &exemplars {
+        assert_eq!((&exemplar.trace_id, &exemplar.span_id), (&spans[0].trace_id, &spans[0].span_id));
+    }
 }
 
 /// What a tenant calls itself is never more than a bounded, printable value.

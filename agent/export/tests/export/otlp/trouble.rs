@@ -199,6 +199,25 @@ async fn a_receiver_that_asks_for_patience_gets_it_over_http() {
     assert_eq!(dropped(&account, "metrics", "refused"), 0);
 }
 
+/// The pause is the receiver's, not one request's: nothing that waits may come sooner.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_asks_for_an_hour_is_left_alone() {
+    let sink = Sink::planned([Answer::Status(503, Some("3600"))]);
+    let address = sink.http().await;
+    let node = Node::new();
+    let wishes = Wishes { interval: Some(Duration::from_millis(20)), ..Wishes::default() };
+    let sender = node.start(&settings("http/protobuf", address, metrics_only(wishes)));
+    let account = sender.account();
+    until("the refusal", || failures(&account, "metrics", "throttled") > 0).await;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        node.pass();
+    }
+    assert_eq!(sink.arrivals().len(), 1, "{:?}", account.view());
+    assert_eq!(dropped(&account, "metrics", "too_old"), 0);
+    stop(sender).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_asks_for_patience_gets_it_over_grpc() {
     let sink = Sink::planned([

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     DeviceMemory, GpuProcess, GpuSample, MemoryKind,
     excess::Excess,
-    grant::{DeviceId, Grant, GrantedDevice},
+    grant::{DeviceId, Grant, GrantedDevice, JobDevice, JobFacts, JobGrant},
     sample::Confidence,
     sharing::Sharing,
     view::MemoryTotals,
@@ -42,7 +42,7 @@ fn both() -> Vec<GpuView> {
 }
 
 fn holder(namespace: &str, pod: &str) -> Holder {
-    Holder { namespace: namespace.into(), pod: pod.into(), container: Some("main".into()) }
+    Holder::Pod { namespace: namespace.into(), pod: pod.into(), container: Some("main".into()) }
 }
 
 /// The only container of a pod of `team-a`, which uses `bytes` by NVML.
@@ -100,6 +100,7 @@ impl World {
             minors: &BTreeMap::from([(3, id(Y))]),
             declared: &self.declared,
             resources: &[],
+            jobs: JobFacts::NONE,
         };
         self.book.advance(facts, tenants, gpus, Ok(()), SECOND)
     }
@@ -147,6 +148,7 @@ fn c06_use_without_a_grant_is_told_and_only_once_kubelet_answered() {
         minors: &BTreeMap::new(),
         declared: &[],
         resources: &[],
+        jobs: JobFacts::NONE,
     };
     let view = world.book.advance(silent, &[user("a", X, GIB)], &both(), Ok(()), SECOND);
     assert!(view.standings.is_empty() && view.stale.is_none());
@@ -269,4 +271,117 @@ fn units_of_memory_are_on_no_gpu_and_cover_what_their_pod_uses() {
     assert_eq!(standing(&view, "pod:team-a/a", Y), Some(Ok(Standing::GrantedAndUsed)));
     let row = &view.requests[0];
     assert_eq!((row.gpu.clone(), row.bytes, row.over), (id(Y), 3 * GIB, Some(GIB)));
+}
+
+#[test]
+fn c24_a_job_has_the_same_rows_as_a_pod() {
+    let gpus = {
+        let mut gpus = both();
+        gpus[1].sample.index = 1;
+        gpus
+    };
+    let job = |job: &str, devices: &[JobDevice]| JobGrant {
+        job: job.into(),
+        devices: devices.iter().cloned().collect(),
+    };
+    let minors = BTreeMap::from([(9, id(Y))]);
+    let live = BTreeSet::from(["1".to_owned(), "2".to_owned(), "3".to_owned()]);
+    let grants = [
+        job("1", &[JobDevice::Index(0), JobDevice::Uuid(id(X))]),
+        job("2", &[JobDevice::Node(9)]),
+        job("3", &[JobDevice::Index(7)]),
+        job("4", &[JobDevice::Index(1)]),
+    ];
+    let mut book = Book::default();
+    let mut tick = |answered: bool, live: Option<&BTreeSet<String>>, tenants: &[TenantView]| {
+        let jobs = JobFacts { answered, grants: &grants, live, minors: &minors };
+        let facts = Facts {
+            answered: false,
+            grants: &[],
+            live: None,
+            all_named: false,
+            minors: &BTreeMap::new(),
+            declared: &[],
+            resources: &[],
+            jobs,
+        };
+        book.advance(facts, tenants, &gpus, Ok(()), SECOND)
+    };
+    let of = |job: &str, on: &str| TenantView {
+        tenant: Tenant::plain(TenantKind::Slurm, job),
+        ..user("a", on, GIB)
+    };
+    // What pods have is not known here, so nothing is missing of theirs.
+    let tenants = [of("2", X), of("3", X), of("5", X), user("pod", X, GIB)];
+    tick(true, Some(&live), &tenants);
+    let view = tick(true, Some(&live), &tenants);
+    let standing = |tenant: &str, on: &str| standing(&view, tenant, on);
+    assert_eq!(standing("slurm:1", X), Some(Ok(Standing::GrantedIdle)));
+    assert_eq!(standing("slurm:2", Y), Some(Ok(Standing::GrantedIdle)));
+    assert_eq!(standing("slurm:2", X), Some(Ok(Standing::Mismatch)));
+    // A GPU that nothing lists may be the one that it uses.
+    assert_eq!(standing("slurm:3", X), Some(Ok(Standing::GrantedAndUsed)));
+    assert_eq!(standing("slurm:4", Y), Some(Ok(Standing::Stale)));
+    assert_eq!(standing("slurm:5", X), Some(Ok(Standing::UsedWithoutGrant)));
+    assert_eq!(view.standings.len(), 6);
+    assert_eq!(view.stale, Some(1));
+    let idle = view.standings.iter().find(|row| row.tenant.name == "slurm:1").map(|row| row.idle_seconds);
+    assert_eq!(idle, Some(Some(2.0)));
+    let shares: Vec<_> = view.shares.iter().map(|row| (row.tenant.name.as_str(), row.shares)).collect();
+    assert_eq!(shares, [("slurm:1", 1), ("slurm:2", 1), ("slurm:3", 1), ("slurm:4", 1)]);
+    assert!(view.requests.is_empty(), "nobody says how much of it");
+
+    // Without the site's word, a job that nothing is said of misses nothing; without cgroups nobody is gone.
+    let view = tick(false, None, &tenants);
+    assert!(view.standings.iter().all(|row| row.tenant.name != "slurm:5"));
+    assert_eq!(view.stale, None);
+    assert!(
+        view.standings
+            .iter()
+            .any(|row| row.tenant.name == "slurm:4" && row.standing == Ok(Standing::GrantedIdle))
+    );
+}
+
+#[test]
+fn c24_a_job_on_a_gpu_with_mig_uses_its_parts() {
+    let part = "MIG-00000000-0000-0000-0000-000000000009";
+    let mut gpus = both();
+    gpus[1].sample.index = 1;
+    let mut mig = gpu(part, Ok(Vec::new()));
+    mig.sample.parent = Some(id(X));
+    gpus.push(mig);
+    let grants = [JobGrant { job: "1".into(), devices: BTreeSet::from([JobDevice::Index(0)]) }];
+    let jobs = JobFacts { answered: true, grants: &grants, ..JobFacts::NONE };
+    let facts = Facts {
+        answered: false,
+        grants: &[],
+        live: None,
+        all_named: false,
+        minors: &BTreeMap::new(),
+        declared: &[],
+        resources: &[],
+        jobs,
+    };
+    let job = TenantView { tenant: Tenant::plain(TenantKind::Slurm, "1"), ..user("a", part, GIB) };
+    let view = Book::default().advance(facts, &[job], &gpus, Ok(()), SECOND);
+    assert_eq!(standing(&view, "slurm:1", X), Some(Ok(Standing::GrantedAndUsed)));
+    assert_eq!(view.standings.len(), 1);
+}
+
+#[test]
+fn a_claim_is_on_the_gpu_that_its_name_can_only_mean() {
+    let claim = |device: &str| GrantedDevice::Claimed { pool: "node".into(), device: device.into() };
+    let map = |pairs: &[(u32, &str)]| pairs.iter().map(|(at, gpu)| (*at, id(gpu))).collect();
+    let (minors, same): (BTreeMap<u32, GpuId>, BTreeMap<u32, GpuId>) =
+        (map(&[(0, X), (1, Y)]), map(&[(0, X), (1, Y)]));
+    let swapped = map(&[(0, Y), (1, X)]);
+    assert_eq!(claim("gpu-1").claimed(&minors, &same), Some((id(Y), false)));
+    assert_eq!(claim("gpu-0-mig-19-2-1").claimed(&minors, &same), Some((id(X), true)));
+    assert_eq!(claim(&format!("gpu-{}", &Y[4..])).claimed(&minors, &swapped), Some((id(Y), false)));
+    // Index and device node differ, or one is not known: it may be either.
+    assert_eq!(claim("gpu-1").claimed(&minors, &swapped), None);
+    assert_eq!(claim("gpu-1").claimed(&BTreeMap::new(), &same), None);
+    for other in ["gpu-7", "gpu-", "gpu-x", "channel-0", "GPU-0", "gpu-01x", "gpu-0-vfio"] {
+        assert_eq!(claim(other).claimed(&minors, &same), None, "{other}");
+    }
 }

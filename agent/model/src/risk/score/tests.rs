@@ -36,7 +36,7 @@ fn run(levels: impl IntoIterator<Item = (u64, u64)>) -> Vec<Moment> {
             let tenant =
                 TenantMoment { tenant: tenant(), holdings: vec![holding], reclaim_waits: 0, reclaim_ns: 0 };
             let gpu = GpuMoment { gpu: gpu(), polled: at, memory: Some(memory) };
-            Moment { at, gpus: vec![gpu], tenants: vec![tenant] }
+            Moment { at, gpus: vec![gpu], tenants: vec![tenant], host: None }
         })
         .collect()
 }

@@ -1,9 +1,10 @@
-//! Owns what must not leave the node in a bundle: values of secret keys, credentials and queries in URLs, keys in PEM.
+//! Owns what must not be seen in a bundle, a log or on a page: values of secret keys, credentials and queries in URLs, keys in
+//! PEM, and the lines of a file that a parser would show beside its complaint.
 //! Refuses text that it cannot read: a configuration that is no TOML is left out whole.
 
 use toml::Value;
 
-pub(super) const HIDDEN: &str = "REDACTED";
+pub(crate) const HIDDEN: &str = "REDACTED";
 /// A key with one of these in its name has a secret value.
 const SECRET: [&str; 9] =
     ["password", "passwd", "secret", "token", "authorization", "credential", "cookie", "api_key", "apikey"];
@@ -11,7 +12,7 @@ const SECRET: [&str; 9] =
 const TABLES: [&str; 2] = ["headers", "users"];
 
 /// The configuration with secrets replaced and without its comments; `None` if it is no TOML.
-pub(super) fn configuration(text: &str) -> Option<String> {
+pub(crate) fn configuration(text: &str) -> Option<String> {
     let mut value = Value::Table(text.parse().ok()?);
     redact(&mut value, false);
     toml::to_string(&value).ok()
@@ -35,7 +36,7 @@ fn redact(value: &mut Value, secret: bool) {
 }
 
 /// Text with the credentials and the query of every URL in it replaced.
-pub(super) fn urls(text: &str) -> String {
+pub(crate) fn urls(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find("://") {
@@ -48,6 +49,20 @@ pub(super) fn urls(text: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// A parser's complaint about a file, without the value that it is about: that may be a password.
+pub(crate) fn complaint(message: &str) -> String {
+    let kinds = ["invalid type: ", "invalid value: "];
+    let value = kinds.iter().find_map(|kind| Some(message.find(kind)? + kind.len()));
+    let end = message.rfind(", expected ");
+    match value.zip(end).filter(|(value, end)| value < end) {
+        Some((value, end)) => {
+            let kind = message[value..end].split(' ').next().unwrap_or_default();
+            urls(&format!("{}{kind}{}", &message[..value], &message[end..]))
+        }
+        None => urls(message),
+    }
 }
 
 /// What follows `scheme://`.
@@ -86,6 +101,24 @@ mod tests {
         }
         assert!(!redacted.contains("number = 7"), "{redacted}");
         assert_eq!(configuration("password = "), None);
+    }
+
+    #[test]
+    fn a_parsers_complaint_keeps_its_place_and_not_the_value() {
+        for (message, kept) in [
+            (
+                "invalid type: string \"hunter2, expected x\", expected a map",
+                "invalid type: string, expected a map",
+            ),
+            (
+                "line 2 column 3: invalid value: string \"s3cret\", expected u32",
+                "line 2 column 3: invalid value: string, expected u32",
+            ),
+            ("invalid type: integer `5`, expected a string", "invalid type: integer, expected a string"),
+            ("unknown field `port`, expected `listen`", "unknown field `port`, expected `listen`"),
+        ] {
+            assert_eq!(complaint(message), kept);
+        }
     }
 
     #[test]

@@ -1,0 +1,237 @@
+//! Owns the forecast of host memory: whether a tenant's memory cgroup comes to its limit, or the host to its end, and when.
+//! Refuses the page cache: what the kernel takes back before it kills is no use of memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::forecast::Exhaustion;
+use super::identity;
+use super::series::Series;
+use super::{FOLLOWED, HORIZONS, WARN, WATCH};
+use crate::Tenant;
+
+const MIB: f64 = 1024.0 * 1024.0;
+/// Memory cgroups of one tenant that are followed: its containers.
+pub const PLACES: usize = 8;
+/// What holds this part of its limit has met it: what comes down from there was stopped, and did not turn by itself.
+const MET: f64 = 0.98;
+
+/// Host memory at one moment. Read beside the tick, at times of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostMoment {
+    /// On the clock of [`super::Moment::at`].
+    pub taken: Duration,
+    /// `None` when it could not be read.
+    pub memory: Option<HostMemory>,
+    /// GPU tenants alone.
+    pub tenants: Vec<TenantMemory>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostMemory {
+    pub total: u64,
+    /// What programs can have without swapping, by the kernel's own estimate.
+    pub available: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TenantMemory {
+    #[serde(with = "identity::tenant")]
+    pub tenant: Tenant,
+    /// Pinned through the driver, by the ledger. Charged to the host, not to the cgroup.
+    pub pinned: u64,
+    /// What its memory cgroups hold; those that could not be read are not here.
+    pub places: Vec<Place>,
+}
+
+/// A memory cgroup that bounds a tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    pub path: String,
+    /// `None` where there is none up to the root: the host is the bound.
+    pub limit: Option<u64>,
+    /// What is charged and cannot be taken back.
+    pub held: u64,
+}
+
+/// What is to be expected of host memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HostForecast {
+    /// `None` while the host's memory is not known.
+    pub node: Option<MemoryForecast>,
+    /// In the order of names; of each tenant the place that is the likeliest to come to its limit.
+    pub tenants: Vec<TenantMemoryForecast>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TenantMemoryForecast {
+    pub tenant: Tenant,
+    pub pinned: u64,
+    /// Growth of what it holds and pins, in bytes per second.
+    pub rate: f64,
+    #[serde(flatten)]
+    pub memory: MemoryForecast,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MemoryForecast {
+    /// The cgroup's, or all that the host has; `None` where a tenant has none.
+    pub limit: Option<u64>,
+    pub held: u64,
+    /// What is left under the limit or on the host, whichever is less.
+    pub room: u64,
+    /// The probability that it is used up within each of [`HORIZONS`].
+    pub risk: [f64; HORIZONS.len()],
+    /// When it is used up at the present pace. `None` while nothing grows.
+    pub exhaustion: Option<Exhaustion>,
+}
+
+/// Everything remembered of host memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Memory {
+    begun: Option<f64>,
+    taken: Option<f64>,
+    host: Option<(Level, u64)>,
+    #[serde(with = "identity::map")]
+    tenants: BTreeMap<Tenant, Resident>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Resident {
+    pinned: Level,
+    places: BTreeMap<String, (Level, Option<u64>)>,
+}
+
+/// One level of bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Level {
+    series: Series,
+}
+
+impl Level {
+    fn new(at: f64, bytes: u64) -> Self {
+        Self { series: Series::new(at, bytes as f64) }
+    }
+
+    fn advance(&mut self, at: f64, bytes: u64, limit: Option<u64>) {
+        let level = bytes as f64;
+        let met = limit.is_some_and(|limit| level >= MET * limit as f64);
+        self.series.advance(at, level, level, None, met);
+    }
+
+    fn forecast(&self, limit: Option<u64>, room: u64) -> MemoryForecast {
+        let series = &self.series;
+        let left = (room as f64).max(MIB);
+        let mut risk = [0.0; HORIZONS.len()];
+        let mut most = 0.0_f64;
+        for (horizon, risk) in risk.iter_mut().enumerate() {
+            most = most.max(series.rises(horizon, left));
+            *risk = most;
+        }
+        let rate = series.run.rate();
+        let exhaustion = (rate >= MIB / 60.0).then(|| {
+            let [burst] = series.quantiles(WARN, [0.1]);
+            let (free, burst) = (room as f64, burst.min(room as f64));
+            Exhaustion { seconds: free / rate, low: (free - burst) / (1.25 * rate), high: 2.0 * free / rate }
+        });
+        MemoryForecast { limit, held: self.held(), room, risk, exhaustion }
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it was bytes")]
+    fn held(&self) -> u64 {
+        self.series.level.max(0.0) as u64
+    }
+}
+
+impl Memory {
+    pub(super) fn advance(&mut self, moment: &HostMoment) -> HostForecast {
+        let at = moment.taken.as_secs_f64();
+        let begun = *self.begun.get_or_insert(at);
+        // The same reading twice is one: nothing stood still meanwhile.
+        if self.taken.is_none_or(|taken| at > taken) {
+            self.taken = Some(at);
+            self.take(at, moment);
+        }
+        if at - begun < WATCH { HostForecast::default() } else { self.forecast() }
+    }
+
+    fn take(&mut self, at: f64, moment: &HostMoment) {
+        match moment.memory {
+            Some(HostMemory { total, available }) => {
+                let used = total.saturating_sub(available);
+                match &mut self.host {
+                    Some((level, known)) => {
+                        level.advance(at, used, Some(total));
+                        *known = total;
+                    }
+                    None => self.host = Some((Level::new(at, used), total)),
+                }
+            }
+            None => self.host = None,
+        }
+        let here: BTreeSet<&Tenant> = moment.tenants.iter().map(|of| &of.tenant).collect();
+        self.tenants.retain(|tenant, _| here.contains(tenant));
+        for of in &moment.tenants {
+            if !self.tenants.contains_key(&of.tenant) {
+                if self.tenants.len() >= FOLLOWED {
+                    continue;
+                }
+                let new = Resident { pinned: Level::new(at, of.pinned), places: BTreeMap::new() };
+                self.tenants.insert(of.tenant.clone(), new);
+            }
+            if let Some(resident) = self.tenants.get_mut(&of.tenant) {
+                resident.take(at, of);
+            }
+        }
+    }
+
+    fn forecast(&self) -> HostForecast {
+        let available = self.host.as_ref().map(|(level, total)| total.saturating_sub(level.held()));
+        let node = self
+            .host
+            .as_ref()
+            .zip(available)
+            .map(|((level, total), room)| level.forecast(Some(*total), room));
+        let tenants = self.tenants.iter().filter_map(|(tenant, of)| of.forecast(tenant, available));
+        HostForecast { node, tenants: tenants.collect() }
+    }
+}
+
+impl Resident {
+    fn take(&mut self, at: f64, of: &TenantMemory) {
+        self.pinned.advance(at, of.pinned, None);
+        let followed = &of.places[..of.places.len().min(PLACES)];
+        self.places.retain(|path, _| followed.iter().any(|place| place.path == *path));
+        for place in followed {
+            match self.places.get_mut(&place.path) {
+                Some((level, limit)) => {
+                    level.advance(at, place.held, place.limit);
+                    *limit = place.limit;
+                }
+                None => {
+                    self.places.insert(place.path.clone(), (Level::new(at, place.held), place.limit));
+                }
+            }
+        }
+    }
+
+    /// `None` while no place of it can be read, or it has no bound that is known.
+    fn forecast(&self, tenant: &Tenant, available: Option<u64>) -> Option<TenantMemoryForecast> {
+        let forecasts = self.places.values().filter_map(|(level, limit)| {
+            let free = limit.map(|limit| limit.saturating_sub(level.held()));
+            let room = free.into_iter().chain(available).min()?;
+            Some((level.series.run.rate(), level.forecast(*limit, room)))
+        });
+        let worst = forecasts.max_by(|(_, one), (_, two)| {
+            one.risk[WARN].total_cmp(&two.risk[WARN]).then(two.room.cmp(&one.room))
+        });
+        let (rate, memory) = worst?;
+        let rate = rate.max(self.pinned.series.run.rate());
+        Some(TenantMemoryForecast { tenant: tenant.clone(), pinned: self.pinned.held(), rate, memory })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+use std::time::Duration;
+
+use super::*;
+use crate::TenantKind;
+
+const GIB: u64 = 1 << 30;
+
+fn tenant(name: &str) -> Tenant {
+    Tenant::plain(TenantKind::Docker, name)
+}
+
+fn moment(second: u64, available: Option<u64>, places: &[(&str, Option<u64>, u64)]) -> HostMoment {
+    let of = |(name, limit, held): &(&str, Option<u64>, u64)| TenantMemory {
+        tenant: tenant(name),
+        pinned: 0,
+        places: vec![Place { path: format!("/{name}"), limit: *limit, held: *held }],
+    };
+    HostMoment {
+        taken: Duration::from_secs(second),
+        memory: available.map(|available| HostMemory { total: 512 * GIB, available }),
+        tenants: places.iter().map(of).collect(),
+    }
+}
+
+/// The first second at which the risk within a minute is a half or more.
+fn warned(seconds: u64, moment: impl Fn(u64) -> HostMoment) -> Option<u64> {
+    let mut memory = Memory::default();
+    (0..seconds).find(|second| {
+        let forecast = memory.advance(&moment(*second));
+        forecast.tenants.iter().any(|of| of.memory.risk[WARN] >= 0.5)
+    })
+}
+
+#[test]
+fn a_leak_into_its_limit_is_warned_of_half_a_minute_before_it_and_given_a_time() {
+    // A tenth of a GiB a second from the second minute on: 64 GiB are full at 700 s.
+    let held = |second: u64| 4 * GIB + second.saturating_sub(100) * GIB / 10;
+    let at = warned(700, |second| moment(second, Some(400 * GIB), &[("leak", Some(64 * GIB), held(second))]));
+    let at = at.expect("a warning");
+    assert!((600..670).contains(&at), "{at}");
+    let mut memory = Memory::default();
+    let last = (0..=600).map(|second| {
+        memory.advance(&moment(second, Some(400 * GIB), &[("leak", Some(64 * GIB), held(second))]))
+    });
+    let leak = last.last().unwrap().tenants.remove(0);
+    let time = leak.memory.exhaustion.expect("it grows");
+    assert!((90.0..110.0).contains(&time.seconds), "{time:?}");
+    assert!(time.low < time.seconds && time.seconds < time.high);
+}
+
+#[test]
+fn one_that_stands_at_its_limits_edge_is_left_alone() {
+    let held = |second: u64| 63 * GIB + (second * 7919 % 97) * GIB / 1000;
+    assert_eq!(
+        warned(3600, |second| moment(second, Some(400 * GIB), &[("full", Some(64 * GIB), held(second))])),
+        None
+    );
+}
+
+#[test]
+fn without_a_limit_the_host_is_the_bound() {
+    let held = |second: u64| 4 * GIB + second.saturating_sub(100) * GIB / 10;
+    let at = |available: fn(u64) -> u64| {
+        warned(700, |second| moment(second, Some(available(held(second))), &[("leak", None, held(second))]))
+    };
+    assert!(at(|held| 64 * GIB - held).is_some_and(|at| (600..670).contains(&at)));
+    assert_eq!(at(|held| 500 * GIB - held), None);
+}
+
+#[test]
+fn unknown_is_absent() {
+    let mut memory = Memory::default();
+    let mut last = HostForecast::default();
+    for second in 0..60 {
+        last = memory.advance(&moment(second, None, &[("free", None, GIB), ("bound", Some(2 * GIB), GIB)]));
+    }
+    assert_eq!(last.node, None);
+    let names: Vec<&str> = last.tenants.iter().map(|of| of.tenant.name.as_str()).collect();
+    assert_eq!(names, ["docker:bound"], "nobody knows what bounds the other");
+}
+
+#[test]
+fn one_reading_counts_once() {
+    let mut memory = Memory::default();
+    for second in 0..120 {
+        memory.advance(&moment(second, Some(400 * GIB), &[("leak", Some(64 * GIB), second * GIB / 10)]));
+    }
+    let before = memory.clone();
+    let again = moment(119, Some(400 * GIB), &[("leak", Some(64 * GIB), 119 * GIB / 10)]);
+    (0..60).for_each(|_| drop(memory.advance(&again)));
+    assert_eq!(memory, before);
+}
+
+#[test]
+fn memory_of_a_tenant_is_fixed() {
+    let many = |second: u64| HostMoment {
+        taken: Duration::from_secs(second),
+        memory: None,
+        tenants: vec![TenantMemory {
+            tenant: tenant("many"),
+            pinned: 0,
+            places: (0..100)
+                .map(|place| Place { path: format!("/{place}"), limit: None, held: second })
+                .collect(),
+        }],
+    };
+    let mut memory = Memory::default();
+    (0..10).for_each(|second| drop(memory.advance(&many(second))));
+    assert_eq!(memory.tenants[&tenant("many")].places.len(), PLACES);
+}
