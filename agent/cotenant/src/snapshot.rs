@@ -3,10 +3,10 @@
 //!
 //! An absent key is unknown, never zero. Keys may be added, not renamed. Sizes are bytes, times seconds.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use cotenant_model::{
-    GpuId, Tenant,
+    Culprit, GpuId, Tenant,
     risk::HORIZON_NAMES,
     sample::GpuRef,
     view::{GpuView, TenantView, View},
@@ -53,12 +53,19 @@ pub(crate) struct Gpu {
     pub(crate) age_seconds: f64,
 }
 
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) struct Row {
+/// Whom a row or an edge is about.
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub(crate) struct Name {
     pub(crate) tenant: String,
     /// Where several containers make up the tenant's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) container: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Row {
+    #[serde(flatten)]
+    pub(crate) name: Name,
     pub(crate) processes: u32,
     pub(crate) confidence: String,
     /// Live bytes of device memory by GPU; `unknown` where the GPU is not known.
@@ -77,12 +84,8 @@ pub(crate) struct Row {
 /// Blocked time of a victim by who had what it waited for.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Blamed {
-    pub(crate) victim: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) victim_container: Option<String>,
-    pub(crate) culprit: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) culprit_container: Option<String>,
+    pub(crate) victim: Name,
+    pub(crate) culprit: Name,
     /// `self`, `neighbour`, `device`, `kernel` or `unknown`.
     pub(crate) relation: String,
     pub(crate) wait_class: String,
@@ -139,6 +142,19 @@ impl Gpu {
     }
 }
 
+impl Name {
+    fn of(tenant: &Tenant) -> Self {
+        Self { tenant: tenant.name.clone(), container: tenant.container.clone() }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.tenant)?;
+        self.container.as_ref().map_or(Ok(()), |container| write!(f, "/{container}"))
+    }
+}
+
 impl Row {
     fn of(view: &TenantView) -> Self {
         let mut live = BTreeMap::new();
@@ -154,8 +170,7 @@ impl Row {
             view.process_bytes.iter().filter_map(|(gpu, bytes)| Some((gpu.as_str().to_owned(), bytes.ok()?)));
         let blocked: u64 = view.waits.values().map(|waits| waits.sum_ns).sum();
         Self {
-            tenant: view.tenant.name.clone(),
-            container: view.tenant.container.clone(),
+            name: Name::of(&view.tenant),
             processes: view.processes,
             confidence: view.confidence.as_str().to_owned(),
             live,
@@ -177,15 +192,12 @@ fn place(gpu: &GpuRef) -> String {
 }
 
 fn blamed(view: &View) -> Vec<Blamed> {
-    let container = |culprit: &cotenant_model::Culprit| match culprit {
-        cotenant_model::Culprit::Tenant(Tenant { container, .. }) => container.clone(),
-        _ => None,
-    };
     let edges = view.blame.iter().map(|((victim, culprit, class), share)| Blamed {
-        victim: victim.name.clone(),
-        victim_container: victim.container.clone(),
-        culprit: culprit.as_str().to_owned(),
-        culprit_container: container(culprit),
+        victim: Name::of(victim),
+        culprit: match culprit {
+            Culprit::Tenant(tenant) => Name::of(tenant),
+            other => Name { tenant: other.as_str().to_owned(), container: None },
+        },
         relation: culprit.relation(victim).to_owned(),
         wait_class: class.as_str().to_owned(),
         seconds: share.time_ns as f64 / 1e9,

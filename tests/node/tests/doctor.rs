@@ -363,6 +363,7 @@ fn a_bundle_has_what_helps_and_no_secret() -> Result<()> {
         "status.json",
         "ready.txt",
         "metrics.txt",
+        "node.json",
         "incidents.json",
         "kills.json",
     ] {

@@ -24,10 +24,11 @@ use crate::{
 /// Of one file, before compression.
 const MAX_ENTRY: usize = 8 << 20;
 const MAX_CONFIGURATION: u64 = 1 << 20;
-const PAGES: [(&str, &str); 5] = [
+const PAGES: [(&str, &str); 6] = [
     ("status.json", "/status"),
     ("ready.txt", "/readyz"),
     ("metrics.txt", "/metrics"),
+    ("node.json", "/api/v1/node"),
     ("incidents.json", "/api/v1/incidents?since=24h"),
     ("kills.json", "/api/v1/kills?since=24h"),
 ];

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
 
-use crate::snapshot::{Blamed, Row, Snapshot};
+use crate::snapshot::{Blamed, Name, Row, Snapshot};
 
 /// A tenant as the table shows it. Figures of a time are absent in the first frame, and for who was not there before.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,18 +64,6 @@ impl Order {
     }
 }
 
-fn named(tenant: &str, container: Option<&str>) -> String {
-    container.map_or_else(|| tenant.to_owned(), |container| format!("{tenant}/{container}"))
-}
-
-fn victim(edge: &Blamed) -> String {
-    named(&edge.victim, edge.victim_container.as_deref())
-}
-
-fn culprit(edge: &Blamed) -> String {
-    named(&edge.culprit, edge.culprit_container.as_deref())
-}
-
 /// The snapshot before, where counters of both can be compared, and the seconds between.
 fn comparable<'a>(before: Option<&'a Snapshot>, now: &Snapshot) -> Option<(&'a Snapshot, f64)> {
     let before = before?;
@@ -87,27 +75,27 @@ fn comparable<'a>(before: Option<&'a Snapshot>, now: &Snapshot) -> Option<(&'a S
 pub(super) fn lines(before: Option<&Snapshot>, now: &Snapshot, order: Order) -> Vec<Line> {
     let before = comparable(before, now);
     let waits = before.map(|(before, seconds)| Waits::between(before, now, seconds));
-    let mut rows: BTreeMap<String, Option<&Row>> =
-        now.tenants.iter().map(|row| (named(&row.tenant, row.container.as_deref()), Some(row))).collect();
+    let earlier: BTreeMap<&Name, &Row> =
+        before.iter().flat_map(|(before, _)| &before.tenants).map(|row| (&row.name, row)).collect();
+    let indexes: BTreeMap<&str, u32> = now.gpus.iter().map(|gpu| (gpu.id.as_str(), gpu.index)).collect();
+    let mut rows: BTreeMap<&Name, Option<&Row>> =
+        now.tenants.iter().map(|row| (&row.name, Some(row))).collect();
     // A culprit need hold no memory: a process that only asks NVML is one.
     for culprit in waits.iter().flat_map(|waits| waits.caused.keys()) {
-        rows.entry(culprit.clone()).or_default();
+        rows.entry(culprit).or_default();
     }
-    let line = |(tenant, row): (String, Option<&Row>)| {
-        let earlier = before.and_then(|(before, seconds)| {
-            let known = |row: &&Row| named(&row.tenant, row.container.as_deref()) == tenant;
-            Some((before.tenants.iter().find(known)?, seconds))
-        });
+    let line = |(name, row): (&Name, Option<&Row>)| {
         let per_second = |of: fn(&Row) -> f64| {
-            let ((earlier, seconds), row) = (earlier?, row?);
+            let (earlier, row, (_, seconds)) = (earlier.get(name)?, row?, before?);
             Some((of(row) - of(earlier)).max(0.0) / seconds)
         };
         let places: BTreeSet<&String> =
             row.into_iter().flat_map(|row| row.live.keys().chain(row.nvml.keys())).collect();
-        let index =
-            |id: &&String| now.gpus.iter().find(|gpu| gpu.id == **id).map(|gpu| gpu.index.to_string());
         Line {
-            gpus: places.iter().map(|id| index(id).unwrap_or_else(|| "?".to_owned())).collect(),
+            gpus: places
+                .iter()
+                .map(|id| indexes.get(id.as_str()).map_or("?".to_owned(), u32::to_string))
+                .collect(),
             live: row.map(|row| row.live.values().sum()),
             nvml: row.filter(|row| !row.nvml.is_empty()).map(|row| row.nvml.values().sum()),
             partial: row.is_some_and(|row| row.confidence != "complete"),
@@ -115,9 +103,9 @@ pub(super) fn lines(before: Option<&Snapshot>, now: &Snapshot, order: Order) -> 
             calls: per_second(|row| row.calls as f64),
             failures: row.map_or(0, |row| row.failures),
             waited: per_second(|row| row.blocked_seconds),
-            caused: waits.as_ref().map(|waits| waits.caused.get(&tenant).copied().unwrap_or(0.0)),
-            mostly: waits.as_ref().and_then(|waits| waits.mostly(&tenant)),
-            tenant,
+            caused: waits.as_ref().map(|waits| waits.caused.get(name).copied().unwrap_or(0.0)),
+            mostly: waits.as_ref().and_then(|waits| waits.mostly(name)),
+            tenant: name.to_string(),
         }
     };
     let mut lines: Vec<Line> = rows.into_iter().map(line).collect();
@@ -136,36 +124,38 @@ pub(super) fn lines(before: Option<&Snapshot>, now: &Snapshot, order: Order) -> 
 }
 
 /// Blocked time between two snapshots.
-struct Waits {
+struct Waits<'a> {
     /// Seconds per second that others waited for each culprit.
-    caused: BTreeMap<String, f64>,
+    caused: BTreeMap<&'a Name, f64>,
     /// By victim: each culprit's seconds.
-    of: BTreeMap<String, BTreeMap<String, f64>>,
+    of: BTreeMap<&'a Name, BTreeMap<&'a Name, f64>>,
 }
 
-impl Waits {
-    fn between(before: &Snapshot, now: &Snapshot, seconds: f64) -> Self {
-        let key = |edge: &Blamed| (victim(edge), culprit(edge), edge.wait_class.clone());
+impl<'a> Waits<'a> {
+    fn between(before: &'a Snapshot, now: &'a Snapshot, seconds: f64) -> Self {
+        fn key(edge: &Blamed) -> (&Name, &Name, &str) {
+            (&edge.victim, &edge.culprit, &edge.wait_class)
+        }
         let earlier: BTreeMap<_, f64> = before.blame.iter().map(|edge| (key(edge), edge.seconds)).collect();
-        let (mut caused, mut of) = (BTreeMap::new(), BTreeMap::<String, BTreeMap<String, f64>>::new());
+        let (mut caused, mut of) = (BTreeMap::new(), BTreeMap::<&Name, BTreeMap<&Name, f64>>::new());
         for edge in &now.blame {
             let fresh = edge.seconds - earlier.get(&key(edge)).copied().unwrap_or(0.0);
             if fresh <= 0.0 {
                 continue;
             }
             if edge.relation == "neighbour" {
-                *caused.entry(culprit(edge)).or_insert(0.0) += fresh / seconds;
+                *caused.entry(&edge.culprit).or_insert(0.0) += fresh / seconds;
             }
-            *of.entry(victim(edge)).or_default().entry(culprit(edge)).or_insert(0.0) += fresh;
+            *of.entry(&edge.victim).or_default().entry(&edge.culprit).or_insert(0.0) += fresh;
         }
         Self { caused, of }
     }
 
-    fn mostly(&self, tenant: &str) -> Option<(String, f64)> {
-        let culprits = self.of.get(tenant)?;
+    fn mostly(&self, victim: &Name) -> Option<(String, f64)> {
+        let culprits = self.of.get(victim)?;
         let all: f64 = culprits.values().sum();
         let (culprit, most) = culprits.iter().max_by(|one, two| one.1.total_cmp(two.1))?;
-        Some((culprit.clone(), most / all))
+        Some((culprit.to_string(), most / all))
     }
 }
 
@@ -174,10 +164,13 @@ mod tests {
     use super::*;
     use crate::snapshot::Gpu;
 
+    fn name(tenant: &str) -> Name {
+        Name { tenant: tenant.to_owned(), container: None }
+    }
+
     fn row(tenant: &str, live: u64, allocated: u64, blocked: f64) -> Row {
         Row {
-            tenant: tenant.to_owned(),
-            container: None,
+            name: name(tenant),
             processes: 1,
             confidence: "complete".to_owned(),
             live: BTreeMap::from([("GPU-a".to_owned(), live)]),
@@ -192,10 +185,8 @@ mod tests {
 
     fn edge(victim: &str, culprit: &str, relation: &str, seconds: f64) -> Blamed {
         Blamed {
-            victim: victim.to_owned(),
-            victim_container: None,
-            culprit: culprit.to_owned(),
-            culprit_container: None,
+            victim: name(victim),
+            culprit: name(culprit),
             relation: relation.to_owned(),
             wait_class: "rm_api_lock".to_owned(),
             seconds,

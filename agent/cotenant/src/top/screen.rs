@@ -41,10 +41,11 @@ pub(super) struct View<'a> {
 /// The whole picture as lines, nothing scrolled away.
 pub(super) fn text(before: Option<&Look>, now: &Look, order: Order) -> String {
     let view = View { before, now, order, address: "", state: "", skipped: 0 };
-    let height = view.heights().iter().sum::<usize>();
+    let lines = view.lines();
+    let height = view.heights(lines.len()).iter().sum::<usize>();
     let area = Rect::new(0, 0, WIDTH, u16::try_from(height).unwrap_or(u16::MAX));
     let mut buffer = Buffer::empty(area);
-    view.draw(area, &mut buffer);
+    view.put(&lines, area, &mut buffer);
     let line = |y: u16| (0..area.width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
     (0..area.height).fold(String::new(), |text, y| text + line(y).trim_end() + "\n")
 }
@@ -61,16 +62,19 @@ impl View<'_> {
     }
 
     /// Lines of each part: title, GPUs, tenants, incidents, what is degraded.
-    fn heights(&self) -> [usize; 5] {
-        let parts =
-            [self.now.node.gpus.len().max(1) + 1, self.lines().len() + 1, self.incidents().len().max(1) + 1];
+    fn heights(&self, tenants: usize) -> [usize; 5] {
+        let parts = [self.now.node.gpus.len().max(1) + 1, tenants + 1, self.incidents().len().max(1) + 1];
         [1, parts[0] + 1, parts[1] + 1, parts[2], self.now.node.degraded.len()]
     }
 
     /// Draws, and gives how many tenants are really scrolled away.
     pub(super) fn draw(&self, area: Rect, buffer: &mut Buffer) -> usize {
+        self.put(&self.lines(), area, buffer)
+    }
+
+    fn put(&self, lines: &[Line], area: Rect, buffer: &mut Buffer) -> usize {
         let [title, gpus, _, incidents, degraded] =
-            self.heights().map(|lines| u16::try_from(lines).unwrap_or(u16::MAX));
+            self.heights(lines.len()).map(|lines| u16::try_from(lines).unwrap_or(u16::MAX));
         let keys = u16::from(!self.address.is_empty());
         // The tenants take what is left.
         let rooms = [title, gpus, 0, incidents, degraded.min(3), keys].map(Constraint::Length);
@@ -81,7 +85,6 @@ impl View<'_> {
         };
         self.title().render(title, buffer);
         self.gpus().render(gpus, buffer);
-        let lines = self.lines();
         let shown = usize::from(tenants.height.saturating_sub(2)).max(1);
         let skipped = self.skipped.min(lines.len().saturating_sub(shown));
         tenant_table(&lines[skipped..], self.order).render(tenants, buffer);
@@ -228,12 +231,11 @@ fn tenant_row(of: &Line) -> Row<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{Degraded, Row as Of, Snapshot};
+    use crate::snapshot::{Degraded, Name, Row as Of, Snapshot};
 
     fn look() -> Look {
         let tenant = Of {
-            tenant: "systemd:\u{1b}[31mevil\u{202e}.service".to_owned(),
-            container: None,
+            name: Name { tenant: "systemd:\u{1b}[31mevil\u{202e}.service".to_owned(), container: None },
             processes: 1,
             confidence: "joined_late".to_owned(),
             live: BTreeMap::from([("GPU-gone".to_owned(), 3 << 30)]),
