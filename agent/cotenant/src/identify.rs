@@ -121,7 +121,7 @@ pub(crate) fn identify(asked: &Asked) -> Result<()> {
         && let Ok(kubelet) = Kubelet::spawn(host.clone(), config)
     {
         // The runtime's socket knows what no file does, and is asked only then.
-        kubelet.first();
+        kubelet.heard.first();
         names = names.with(&kubelet);
         identity = look(asked, &host, &view, &names)?;
     }
@@ -131,7 +131,7 @@ pub(crate) fn identify(asked: &Asked) -> Result<()> {
         // Whose team it is, or what it is called, nobody else may know.
         match PodWatch::spawn(config) {
             Ok(watch) => {
-                let roster = watch.first();
+                let roster = watch.heard.first();
                 if let Some(error) = &roster.source.error {
                     eprintln!("cotenant: {error}; no label is known");
                 }

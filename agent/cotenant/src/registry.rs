@@ -96,7 +96,7 @@ impl Registry {
 
     /// What kubelet and the runtime said last; `None` while nobody asks them.
     pub(crate) fn listing(&self) -> Option<Arc<Listing>> {
-        self.kubelet.as_ref().map(Kubelet::latest)
+        self.kubelet.as_ref().map(|kubelet| kubelet.heard.latest())
     }
 
     /// What the API server says of this node's pods.
@@ -314,7 +314,7 @@ impl Registry {
 
     /// How the kubelet granted each GPU, where there is one.
     pub(crate) fn granted(&self) -> BTreeMap<GpuId, Granted> {
-        self.kubelet.as_ref().map(|kubelet| granted(&kubelet.latest().grants)).unwrap_or_default()
+        self.kubelet.as_ref().map(|kubelet| granted(&kubelet.heard.latest().grants)).unwrap_or_default()
     }
 
     /// Processes that the kernel side has let go of.

@@ -82,7 +82,7 @@ impl Slurm {
     /// How it goes, for commands that ask once.
     pub(crate) fn asked_once(&self, host: &Host) -> Feature {
         let jobs = self.look(host, Confinement::none());
-        self.feature(jobs.map(|jobs| jobs.first()).as_deref())
+        self.feature(jobs.map(|jobs| jobs.heard.first()).as_deref())
     }
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Watched {
 impl Watched {
     /// What was found last.
     pub(crate) fn latest(&self) -> Option<Arc<JobListing>> {
-        self.jobs.as_ref().map(Jobs::latest)
+        self.jobs.as_ref().map(|jobs| jobs.heard.latest())
     }
 
     pub(crate) fn feature(&self, listing: Option<&JobListing>) -> Feature {

@@ -14,7 +14,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -28,7 +27,11 @@ use http_body_util::BodyExt;
 pub use roster::{NoteKind, PodNote, Roster, Team, Wishes};
 use tokio::sync::Notify;
 
-use crate::{HostError, kubelet::chain};
+use crate::{
+    HostError,
+    heard::{Asked, Heard},
+    kubelet::chain,
+};
 
 /// Between two questions, before doubling; also when a watch ends at once.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -70,9 +73,8 @@ pub enum PodWatchError {
 /// The thread, and what it last heard.
 #[derive(Debug)]
 pub struct PodWatch {
-    latest: Arc<ArcSwap<Roster>>,
+    pub heard: Heard<Roster>,
     stop: Arc<(AtomicBool, Notify)>,
-    thread: JoinHandle<()>,
 }
 
 impl PodWatch {
@@ -98,23 +100,13 @@ impl PodWatch {
             .name("apiserver".to_owned())
             .spawn(move || runtime.block_on(watcher.run(&asked)))
             .map_err(failed)?;
-        Ok(Self { latest, stop, thread })
+        Ok(Self { heard: Heard::new(latest, thread), stop })
     }
+}
 
-    pub fn latest(&self) -> Arc<Roster> {
-        self.latest.load_full()
-    }
-
-    /// What the first try brings; for commands that ask once. It ends at its deadline.
-    pub fn first(&self) -> Arc<Roster> {
-        while self.latest.load().tries == 0 && !self.thread.is_finished() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.latest()
-    }
-
-    pub(crate) fn share(&self) -> Arc<ArcSwap<Roster>> {
-        Arc::clone(&self.latest)
+impl Asked for Roster {
+    fn rounds(&self) -> u64 {
+        self.tries
     }
 }
 

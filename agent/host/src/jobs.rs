@@ -10,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::JoinHandle,
     time::Duration,
 };
 
@@ -20,7 +19,13 @@ use cotenant_model::{
     grant::{DeviceId, JobDevice, JobFacts, JobGrant, Physical},
 };
 
-use crate::{Host, HostError, identity::shape, kubelet::chain, read};
+use crate::{
+    Host, HostError,
+    heard::{Asked, Heard},
+    identity::shape,
+    kubelet::chain,
+    read,
+};
 
 const ROOT: u32 = 0;
 /// Bits of a file's mode by which others than its owner may change it.
@@ -259,9 +264,8 @@ fn job(path: &Path) -> Option<String> {
 /// The thread that looks, and what it last found.
 #[derive(Debug)]
 pub struct Jobs {
-    latest: Arc<ArcSwap<JobListing>>,
+    pub heard: Heard<JobListing>,
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
 }
 
 impl Jobs {
@@ -281,26 +285,20 @@ impl Jobs {
             .name("slurm".to_owned())
             .spawn(look)
             .map_err(|source| HostError::Thread { what: "Slurm", source })?;
-        Ok(Self { latest, stop, thread })
+        Ok(Self { heard: Heard::new(latest, thread), stop })
     }
+}
 
-    pub fn latest(&self) -> Arc<JobListing> {
-        self.latest.load_full()
-    }
-
-    /// What the first look brings; for commands that ask once.
-    pub fn first(&self) -> Arc<JobListing> {
-        while self.latest.load().rounds == 0 && !self.thread.is_finished() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.latest()
+impl Asked for JobListing {
+    fn rounds(&self) -> u64 {
+        self.rounds
     }
 }
 
 impl Drop for Jobs {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.thread().unpark();
+        self.heard.wake();
     }
 }
 

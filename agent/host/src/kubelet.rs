@@ -10,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -18,7 +17,10 @@ use arc_swap::ArcSwap;
 pub(crate) use listing::chain;
 pub use listing::{Listing, Source};
 
-use crate::{Host, HostError};
+use crate::{
+    Host, HostError,
+    heard::{Asked, Heard},
+};
 
 /// No pod that starts makes the agent ask more often.
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
@@ -66,10 +68,9 @@ impl KubeletConfig {
 /// The thread, and what it last heard.
 #[derive(Debug)]
 pub struct Kubelet {
-    latest: Arc<ArcSwap<Listing>>,
+    pub heard: Heard<Listing>,
     stop: Arc<AtomicBool>,
     hurry: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
 }
 
 impl Kubelet {
@@ -89,29 +90,19 @@ impl Kubelet {
             .name("kubelet".to_owned())
             .spawn(move || asker.run(&runtime))
             .map_err(failed)?;
-        Ok(Self { latest, stop, hurry, thread })
-    }
-
-    pub fn latest(&self) -> Arc<Listing> {
-        self.latest.load_full()
-    }
-
-    /// What the first round of questions brings; for commands that ask once. Each question ends at its deadline.
-    pub fn first(&self) -> Arc<Listing> {
-        while self.latest.load().rounds == 0 && !self.thread.is_finished() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.latest()
+        Ok(Self { heard: Heard::new(latest, thread), stop, hurry })
     }
 
     /// A pod is there that the last answer did not name: ask soon.
     pub fn hurry(&self) {
         self.hurry.store(true, Ordering::Relaxed);
-        self.thread.thread().unpark();
+        self.heard.wake();
     }
+}
 
-    pub(crate) fn share(&self) -> Arc<ArcSwap<Listing>> {
-        Arc::clone(&self.latest)
+impl Asked for Listing {
+    fn rounds(&self) -> u64 {
+        self.rounds
     }
 }
 
@@ -119,7 +110,7 @@ impl Drop for Kubelet {
     /// The thread ends by itself, after its question's deadline at the latest: nobody's exit waits for kubelet.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.thread().unpark();
+        self.heard.wake();
     }
 }
 

@@ -72,13 +72,13 @@ impl HostNames {
     /// Also from what kubelet and the runtime answer.
     #[must_use]
     pub fn with(self, kubelet: &Kubelet) -> Self {
-        Self { listing: Some(kubelet.share()), ..self }
+        Self { listing: Some(kubelet.heard.share()), ..self }
     }
 
     /// Also from what the API server says of this node's pods.
     #[must_use]
     pub fn with_pods(self, watch: &PodWatch) -> Self {
-        Self { roster: Some(watch.share()), ..self }
+        Self { roster: Some(watch.heard.share()), ..self }
     }
 
     /// Whether a pod that no label gives to a team is its namespace's.

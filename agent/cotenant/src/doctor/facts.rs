@@ -174,7 +174,7 @@ fn knock(host: &Host) -> (Option<Answered>, Option<Answered>) {
             return (Some(Err(reason.clone())), Some(Err(reason)));
         }
     };
-    let listing = kubelet.first();
+    let listing = kubelet.heard.first();
     let of = |source: &cotenant_host::Source, what: String| match (&source.error, source.answered) {
         (None, Some(_)) => Some(Ok(what)),
         (Some(reason), _) => Some(Err(reason.clone())),

@@ -44,14 +44,14 @@ impl Pods {
         match self {
             Self::Off => Told::Nothing,
             Self::Failed(reason) => Told::Failed(reason.clone()),
-            Self::Watched(watch) => Told::Known(watch.latest()),
+            Self::Watched(watch) => Told::Known(watch.heard.latest()),
         }
     }
 
     /// How it goes, for commands that ask once.
     pub(crate) fn asked_once(&self) -> Feature {
         match self {
-            Self::Watched(watch) => Told::Known(watch.first()).feature(),
+            Self::Watched(watch) => Told::Known(watch.heard.first()).feature(),
             Self::Off | Self::Failed(_) => self.told().feature(),
         }
     }

@@ -32,7 +32,7 @@ fn watch(fake: &Fake) -> PodWatch {
 fn until(watch: &PodWatch, what: &str, met: impl Fn(&Roster) -> bool) -> Arc<Roster> {
     let begun = Instant::now();
     loop {
-        let roster = watch.latest();
+        let roster = watch.heard.latest();
         if met(&roster) {
             return roster;
         }
@@ -127,7 +127,7 @@ fn a_server_that_asks_for_patience_gets_it_and_a_refusal_names_the_role() {
     fake.with(|state| state.refusals = vec![(429, "slow down", Some(2)), (403, "pods is forbidden", None)]);
     let begun = Instant::now();
     let watch = watch(&fake);
-    let roster = watch.first();
+    let roster = watch.heard.first();
     assert!(roster.source.error.as_ref().unwrap().contains("429") && roster.age().is_none());
     std::thread::sleep(Duration::from_millis(1500).saturating_sub(begun.elapsed()));
     assert_eq!(fake.asked().len(), 1);
@@ -158,7 +158,7 @@ fn c111_an_answer_without_an_end_is_dropped() {
     let fake = start();
     fake.with(|state| state.endless = true);
     let watch = watch(&fake);
-    let roster = watch.first();
+    let roster = watch.heard.first();
     assert!(roster.source.error.as_ref().unwrap().contains("length limit"), "{:?}", roster.source);
     fake.with(|state| state.endless = false);
     until(&watch, "watch", |roster| roster.watching);

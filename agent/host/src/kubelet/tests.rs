@@ -189,7 +189,7 @@ fn config(directory: &Path) -> KubeletConfig {
 fn until(kubelet: &Kubelet, what: &str, ready: impl Fn(&Listing) -> bool) -> Arc<Listing> {
     let begun = Instant::now();
     loop {
-        let listing = kubelet.latest();
+        let listing = kubelet.heard.latest();
         if ready(&listing) {
             return listing;
         }
@@ -252,7 +252,7 @@ fn c08_names_and_grants_outlive_errors_hangs_and_restarts() {
         assert_eq!((pod.namespace.as_str(), pod.pod.as_str()), ("team-a", "trainer-0"));
         assert_eq!(names.pod_container(UID, ID).as_deref(), Some("main"));
         assert_eq!(names.pod_of(ID).as_deref(), Some(UID));
-        assert_eq!(kubelet.latest().grants.len(), 4);
+        assert_eq!(kubelet.heard.latest().grants.len(), 4);
     };
     until(&kubelet, "a first answer", |listing| {
         listing.podresources.answered.is_some() && listing.runtime.answered.is_some()
@@ -260,7 +260,7 @@ fn c08_names_and_grants_outlive_errors_hangs_and_restarts() {
     same();
 
     for mood in [Mood::Fails, Mood::Hangs] {
-        let before = kubelet.latest();
+        let before = kubelet.heard.latest();
         fake.set(mood);
         let failed = until(&kubelet, "failures", |listing| {
             listing.podresources.failures > before.podresources.failures
@@ -278,7 +278,7 @@ fn c08_names_and_grants_outlive_errors_hangs_and_restarts() {
 
     // kubelet restarts: the socket is a new file.
     drop(runtime);
-    let failures = kubelet.latest().podresources.failures;
+    let failures = kubelet.heard.latest().podresources.failures;
     until(&kubelet, "an outage", |listing| listing.podresources.failures > failures);
     same();
     let (_runtime, _fake) = serve(root.path());
@@ -301,7 +301,7 @@ fn a_source_that_fails_is_asked_less_and_one_that_is_absent_is_no_failure() {
 
     let empty = tempfile::tempdir().unwrap();
     let kubelet = Kubelet::spawn(host, config(empty.path())).unwrap();
-    let listing = kubelet.first();
+    let listing = kubelet.heard.first();
     assert!(listing.runtime.error.is_some());
     assert_eq!((listing.runtime.failures, listing.podresources.failures), (0, 0));
     assert_eq!(listing.podresources.age(), None);
