@@ -14,6 +14,17 @@ const GIB: u64 = 1 << 30;
 const X: &str = "GPU-00000000-0000-0000-0000-000000000001";
 const Y: &str = "GPU-00000000-0000-0000-0000-000000000002";
 const SECOND: Duration = Duration::from_secs(1);
+/// Nobody answers.
+const SILENT: Facts<'static> = Facts {
+    answered: false,
+    grants: &[],
+    live: None,
+    all_named: false,
+    minors: &BTreeMap::new(),
+    declared: &[],
+    resources: &[],
+    jobs: JobFacts::NONE,
+};
 
 fn id(text: &str) -> GpuId {
     GpuId::from_nvml(text)
@@ -140,17 +151,7 @@ fn c06_use_without_a_grant_is_told_and_only_once_kubelet_answered() {
     assert_eq!(standing(&view, "pod:team-a/a", X), Some(Ok(Standing::UsedWithoutGrant)));
     let docker = TenantView { tenant: Tenant::plain(TenantKind::Docker, "db"), ..user("a", X, GIB) };
     assert!(world.tick(&[docker], &both()).standings.is_empty(), "no pod, no grant to miss");
-    let silent = Facts {
-        answered: false,
-        grants: &[],
-        live: None,
-        all_named: false,
-        minors: &BTreeMap::new(),
-        declared: &[],
-        resources: &[],
-        jobs: JobFacts::NONE,
-    };
-    let view = world.book.advance(silent, &[user("a", X, GIB)], &both(), Ok(()), SECOND);
+    let view = world.book.advance(SILENT, &[user("a", X, GIB)], &both(), Ok(()), SECOND);
     assert!(view.standings.is_empty() && view.stale.is_none());
 }
 
@@ -295,17 +296,7 @@ fn c24_a_job_has_the_same_rows_as_a_pod() {
     let mut book = Book::default();
     let mut tick = |answered: bool, live: Option<&BTreeSet<String>>, tenants: &[TenantView]| {
         let jobs = JobFacts { answered, grants: &grants, live, minors: &minors };
-        let facts = Facts {
-            answered: false,
-            grants: &[],
-            live: None,
-            all_named: false,
-            minors: &BTreeMap::new(),
-            declared: &[],
-            resources: &[],
-            jobs,
-        };
-        book.advance(facts, tenants, &gpus, Ok(()), SECOND)
+        book.advance(Facts { jobs, ..SILENT }, tenants, &gpus, Ok(()), SECOND)
     };
     let of = |job: &str, on: &str| TenantView {
         tenant: Tenant::plain(TenantKind::Slurm, job),
@@ -352,18 +343,8 @@ fn c24_a_job_on_a_gpu_with_mig_uses_its_parts() {
     gpus.push(mig);
     let grants = [JobGrant { job: "1".into(), devices: BTreeSet::from([JobDevice::Index(0)]) }];
     let jobs = JobFacts { answered: true, grants: &grants, ..JobFacts::NONE };
-    let facts = Facts {
-        answered: false,
-        grants: &[],
-        live: None,
-        all_named: false,
-        minors: &BTreeMap::new(),
-        declared: &[],
-        resources: &[],
-        jobs,
-    };
     let job = TenantView { tenant: Tenant::plain(TenantKind::Slurm, "1"), ..user("a", part, GIB) };
-    let view = Book::default().advance(facts, &[job], &gpus, Ok(()), SECOND);
+    let view = Book::default().advance(Facts { jobs, ..SILENT }, &[job], &gpus, Ok(()), SECOND);
     assert_eq!(standing(&view, "slurm:1", X), Some(Ok(Standing::GrantedAndUsed)));
     assert_eq!(view.standings.len(), 1);
 }
