@@ -20,10 +20,10 @@ use cotenant_kernel::{Reader, Report, log_size, log_tail};
 use cotenant_model::{
     Culprit, DeviceSample, GpuId, ProcessId, Tenant,
     blame::{Edge, Share},
-    incident::{Incidents, Observation, Rules, Stall, WaitDelta, WarningNote, XidNote},
+    incident::{Incidents, Observation, Rules, Scarce, Stall, WaitDelta, WarningNote, XidNote},
     kill::{Kill, KillCount},
     report::{FailedCall, RetriedCall, SlowCall},
-    risk::{Forecast, GpuForecast},
+    risk::{Forecast, warning::Warning},
     sample::{GpuRef, KernelSample},
     stall,
     view::{EventsView, Feature, FeatureState},
@@ -369,11 +369,16 @@ fn resolve(tick: &Tick<'_>, process: ProcessId, code: u8) -> Option<GpuId> {
 
 fn warnings((forecast, ago): (&Forecast, Duration), clock: Clock) -> Vec<WarningNote> {
     let said = clock.unix - ago.as_secs_f64();
-    let note = |of: &GpuForecast| {
-        let warning = of.warning.as_ref()?;
-        Some(WarningNote::of(&of.gpu, warning, forecast.at.as_secs_f64(), said))
-    };
-    forecast.gpus.iter().filter_map(note).collect()
+    let note = |of: Scarce, warning: &Warning| WarningNote::new(of, warning, forecast.at.as_secs_f64(), said);
+    let gpus = forecast.gpus.iter().filter_map(|of| {
+        let gpu = of.gpu.clone();
+        of.warning.as_ref().map(|warning| note(Scarce::Gpu { gpu }, warning))
+    });
+    let memory = forecast.host.iter().flat_map(|host| &host.warnings).map(|of| {
+        let scarce = of.tenant.clone().map_or(Scarce::Host, |tenant| Scarce::Limit { tenant });
+        note(scarce, &of.warning)
+    });
+    gpus.chain(memory).collect()
 }
 
 fn waits<'a>(

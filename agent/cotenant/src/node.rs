@@ -19,10 +19,10 @@ use cotenant_model::{
     Absence, DeviceSample, GpuId, Names, Node, ProcessId, Step, Tenant,
     grant::{Book, Facts, GrantsView, JobFacts},
     idle::Idle,
-    risk::{Forecast, Forecaster, Moment},
+    risk::{Forecast, Forecaster, Kills, Moment},
     sample::{KernelSample, LibraryState},
     sharing::Sharers,
-    view::{AgentView, Feature, FeatureState, HolderCandidate, View},
+    view::{AgentView, EventsView, Feature, FeatureState, HolderCandidate, View},
     xid::{XidDetail, XidGpu, XidReport, XidSource},
 };
 use tracing::warn;
@@ -217,7 +217,7 @@ impl Ticker {
         let grants = self.grants(state, heard, &step, &device, now);
         let calls = self.reader.as_ref().map(|_| kernel.processes.as_slice());
         let holders = state.idle.advance(calls, &device, &state.listed.1, now, tenants.idle_after);
-        let risk = self.forecast(state, &kernel, by_process, &step, &device, now);
+        let risk = self.forecast(state, &kernel, by_process, &step, (&device, &events), now);
         let expected = self.expected(state, now);
         let mut view = View {
             taken_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
@@ -246,14 +246,18 @@ impl Ticker {
         kernel: &KernelSample,
         by_process: &BTreeMap<ProcessId, Tenant>,
         step: &Step,
-        device: &DeviceSample,
+        (device, events): (&DeviceSample, &EventsView),
         now: Duration,
     ) -> Forecast {
         let alive = kernel.processes.iter().filter(|process| process.ended.is_none());
         let with_calls =
             alive.filter_map(|process| Some((process.tgid, by_process.get(&process.id)?.clone())));
         self.pressure.watch(with_calls.chain(state.listed.1.clone()).collect());
-        let moment = Moment::of(step, now, device.taken).with_host(step, self.pressure.latest());
+        let moment = Moment::of(step, now, device.taken).with_host(
+            step,
+            self.pressure.latest(),
+            Kills::of(&events.kills),
+        );
         self.tap.pass(&state.forecaster, &moment);
         let risk = state.forecaster.advance(&moment);
         state.forecast.clone_from(&risk);

@@ -14,7 +14,7 @@ use arc_swap::ArcSwapOption;
 use cotenant_host::Host;
 use cotenant_model::{
     Tenant,
-    risk::{HostMemory, HostMoment, PLACES, Place, TenantMemory},
+    risk::{HostMemory, HostMoment, Kills, PLACES, Place, TenantMemory},
 };
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ impl Places {
         let tenants = tenants.collect();
         let memory =
             host.memory().ok().map(|of| HostMemory { total: of.total, available: stepped(of.available) });
-        HostMoment { taken: now, memory, tenants }
+        HostMoment { taken: now, memory, tenants, kills: Kills::default() }
     }
 }
 

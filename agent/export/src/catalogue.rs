@@ -317,14 +317,15 @@ pub(crate) mod attributes {
         "what the risk was said to be: `up_to_20_percent`, and so on by 20 to `up_to_100_percent`",
     );
     pub(crate) const SEVERITY: Attribute = always(
-        "cotenant.gpu.warning.severity",
+        "cotenant.warning.severity",
         "severity",
         "`warning` (somebody should look), `critical` (somebody should act)",
     );
     pub(crate) const WARNING_OUTCOME: Attribute = always(
-        "cotenant.gpu.warning.outcome",
+        "cotenant.warning.outcome",
         "outcome",
-        "`exhausted` (an allocation failed while it stood), `cleared` (it was over and none had)",
+        "`exhausted` (while it stood an allocation failed, or somebody was killed for host memory), `cleared` (it was over \
+         before that)",
     );
     pub(crate) const FORECAST_OUTCOME: Attribute = always(
         "cotenant.gpu.forecast.outcome",

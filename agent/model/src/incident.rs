@@ -12,7 +12,7 @@
 //! `stalled_seconds`, `stalled_now`), `culprits[]` (`tenant`, `blocked_seconds`, `wait_share`, `memory_share`, `held_bytes`,
 //! `grew_bytes`, `holds_stalled`), `wait_shares` (`neighbours`, `self`, `device`, `kernel`, `unknown`), `memory_shares`
 //! (`neighbours`, `self`, `other_causes`, `unknown`), `evidence[]` (tagged by `evidence`), `timeline[]`, `chains[]`,
-//! `actions[]` (`action`, `tenant`, `gpu`, `words`), `warnings[]` (`gpu`, `raised_unix`, `lead_seconds`, `severity`, `risk`,
+//! `actions[]` (`action`, `tenant`, `gpu`, `words`), `warnings[]` (`memory`: `gpu` with `gpu`, `limit` with `tenant`, `host`; `raised_unix`, `lead_seconds`, `severity`, `risk`,
 //! `driver`, `driver_right`, `victims[]`, `victim_right`), `merged[]`, `unlisted`.
 
 use std::fmt;
@@ -37,7 +37,7 @@ pub use action::{Action, Remedy};
 pub use observation::{CallNote, KillNote, KillScope, Movement, Observation, Stall, WaitDelta, XidNote};
 pub use store::{Changes, Incidents, Losses};
 pub use timeline::{Chain, Step};
-pub use warned::{Warned, WarningNote};
+pub use warned::{Scarce, Warned, WarningNote};
 
 /// When an incident opens, stays and closes, and how much is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -184,7 +184,7 @@ pub struct Incident {
     /// A refusal, and the growth of others before it.
     pub chains: Vec<Chain>,
     pub actions: Vec<Action>,
-    /// Warnings of the forecast's that stood when memory ran out, by GPU.
+    /// Warnings of the forecast's that stood when memory ran out, by whose.
     pub warnings: Vec<Warned>,
     /// Incidents that turned out to be this one.
     pub merged: Vec<IncidentId>,

@@ -23,7 +23,8 @@ use serde::{Deserialize, Serialize};
 
 pub use forecast::{Calibration, Exhaustion, Forecast, GpuForecast, Growth, Headroom, Kept, TenantForecast};
 pub use host::{
-    HostForecast, HostMemory, HostMoment, MemoryForecast, PLACES, Place, TenantMemory, TenantMemoryForecast,
+    HostForecast, HostMemory, HostMoment, Kills, MemoryForecast, MemoryWarning, PLACES, Place, TenantMemory,
+    TenantMemoryForecast,
 };
 pub use moment::{GpuMemory, GpuMoment, Holding, Moment, TenantMoment};
 
@@ -32,7 +33,7 @@ use gpu::Gpu;
 
 /// The version of what a [`Forecaster`] remembers: goes up with every change of it, so that no recording is gone on
 /// with by another's memory.
-pub const KNOWLEDGE: u32 = 3;
+pub const KNOWLEDGE: u32 = 4;
 /// What is looked ahead, in seconds. The middle one is the one to warn by.
 pub const HORIZONS: [f64; 3] = [10.0, 60.0, 300.0];
 /// The spelling of [`HORIZONS`] as a label.

@@ -1,6 +1,9 @@
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cotenant_model::risk::{GpuMemory, GpuMoment, Holding, HostMemory, Place, TenantMemory, TenantMoment};
+use cotenant_model::risk::{
+    GpuMemory, GpuMoment, Holding, HostMemory, Kills, Place, TenantMemory, TenantMoment,
+};
 use cotenant_model::{GpuId, Tenant, TenantKind};
 
 use super::*;
@@ -54,6 +57,7 @@ fn busy(second: u64, tenants: u64) -> Moment {
         taken: Duration::from_secs(second),
         memory: Some(HostMemory { total: 2 << 40, available: noise(9, second) >> 8 << 20 }),
         tenants: (0..tenants).map(tenant).map(memory_of).collect(),
+        kills: Kills { by_tenant: BTreeMap::from([(tenant(1).tenant, second / 7)]), of_host: second / 50 },
     };
     Moment {
         at: Duration::from_millis(second * 1000 + 3),

@@ -36,6 +36,11 @@ fn figure(scrape: &Scrape, name: &str, metric: &str) -> Option<f64> {
     scrape.get(metric, &[("tenant", &format!("systemd:{}", unit(name)))])
 }
 
+fn counted(scrape: &Scrape, outcome: &str) -> Option<f64> {
+    let of = [("severity", "warning"), ("outcome", outcome)];
+    scrape.get("cotenant_memory_limit_risk_warnings_total", &of)
+}
+
 /// Ends with the test.
 struct Reader(Child);
 
@@ -106,5 +111,24 @@ fn a_way_to_a_memory_limit_is_warned_of_before_the_kill_and_reading_files_is_non
     );
     ensure!(killed.saturating_sub(warned) >= AHEAD, "warned after {warned:?}, killed after {killed:?}");
     ensure!(highest_other < BAR, "one that reads files, or stands still, was at {highest_other}");
+
+    // What became of it is counted, and the kill's incident carries it.
+    world.agent.until(|scrape| counted(scrape, "exhausted") == Some(1.0))?;
+    ensure!(counted(&world.agent.scrape()?, "cleared") == Some(0.0), "no other was warned of");
+    let answer = world.agent.json("/api/v1/incidents")?;
+    let told = answer["incidents"].as_array().context("incidents")?;
+    let kill = told.iter().find(|told| told["kind"] == "oom_kill").context("the kill")?;
+    let warning = &kill["warnings"][0];
+    ensure!(
+        warning["memory"] == "limit" && warning["tenant"]["name"] == format!("systemd:{}", unit("grows")),
+        "{kill}"
+    );
+    let lead = warning["lead_seconds"].as_f64().context("its lead")?;
+    ensure!(
+        (lead - killed.saturating_sub(warned).as_secs_f64()).abs() < 3.0,
+        "{lead} s, by /metrics {warned:?}"
+    );
+    let words = kill["explanation"].to_string();
+    ensure!(words.contains("comes to its memory limit was warned of"), "{words}");
     Ok(())
 }

@@ -405,6 +405,10 @@ catalogue! {
         [HORIZON], "3",
         "Probability that this host has no memory left within the horizon, 0 to 1, from growth and bursts of what it has in \
          use by the kernel's own estimate. A forecast. Swap is not counted on.";
+    HostMemoryWarnings: Counter Development Unit::count("{warning}"), "cotenant.host.memory.risk.warnings",
+        "cotenant_host_memory_risk_warnings_total", [SEVERITY, WARNING_OUTCOME], "4",
+        "Warnings of the agent itself about this host's memory that are decided, as of a GPU's: `exhausted` when the kernel \
+         killed somebody for want of it while one stood.";
     HostMemoryTime: Gauge Development Unit::SECONDS, "cotenant.host.memory.time_to_exhaustion",
         "cotenant_host_memory_time_to_exhaustion_seconds", [], "1",
         "Seconds until this host has no memory left if its growth goes on. Not there while nothing grows.";
@@ -422,6 +426,10 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HORIZON], "T x 3",
         "Probability that a GPU tenant comes to the limit of its memory cgroup, or to the end of the host's memory, within \
          the horizon, 0 to 1. The kernel kills there. A forecast. Swap is not counted on.";
+    HostLimitWarnings: Counter Development Unit::count("{warning}"), "cotenant.memory.limit.risk.warnings",
+        "cotenant_memory_limit_risk_warnings_total", [SEVERITY, WARNING_OUTCOME], "4",
+        "The same of GPU tenants before their memory cgroups' limits: `exhausted` when the kernel killed it there, or \
+         for want of the host's. Of all tenants together; incidents have them one by one.";
     HostLimitTime: Gauge Development Unit::SECONDS, "cotenant.memory.limit.time", "cotenant_memory_limit_time_seconds",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
         "Seconds until a GPU tenant comes to that limit if its growth goes on. Not there while nothing grows.";

@@ -2,7 +2,7 @@
 //! Refuses times that were not measured: waits are sums without a moment, so they are events of the root, not spans.
 
 use cotenant_model::explain;
-use cotenant_model::incident::{Evidence, Incident, IncidentId, Kind, State};
+use cotenant_model::incident::{Evidence, Incident, IncidentId, Kind, Scarce, State};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::Event;
 
@@ -145,11 +145,16 @@ fn events(incident: &Incident) -> Vec<Event> {
     });
     let warnings = incident.warnings.iter().map(|warned| {
         let mut attributes = Attributes::default()
-            .named(HW_ID, warned.gpu.as_str())
+            .text("cotenant.warning.memory", warned.of.as_str())
             .number("cotenant.warning.lead_seconds", Some(warned.lead_seconds))
             .number("cotenant.warning.risk", Some(warned.risk))
             .text("cotenant.warning.severity", warned.severity.as_str())
             .list("cotenant.warning.victims", warned.victims.iter().map(|tenant| tenant.name.as_str()));
+        match &warned.of {
+            Scarce::Gpu { gpu } => attributes = attributes.named(HW_ID, gpu.as_str()),
+            Scarce::Limit { tenant } => attributes = attributes.named(TENANT, &tenant.name),
+            Scarce::Host => {}
+        }
         if let Some(driver) = &warned.driver {
             attributes = attributes.named(CULPRIT, &driver.name);
         }
@@ -161,7 +166,7 @@ fn events(incident: &Incident) -> Vec<Event> {
                 attributes = attributes.truth(key, right);
             }
         }
-        event("warning before a refusal", warned.raised_unix, attributes)
+        event("warning", warned.raised_unix, attributes)
     });
     victims.chain(culprits).chain(waits).chain(growth).chain(warnings).collect()
 }

@@ -1,4 +1,5 @@
-//! Owns the rows of host memory's forecast: of the node, and of each GPU tenant under the limit of its memory cgroup.
+//! Owns the rows of host memory's forecast: of the node, of each GPU tenant under the limit of its memory cgroup, and what
+//! became of warnings.
 //! Refuses a limit where there is none, and a time where nothing grows: the series are not there.
 
 use std::collections::BTreeSet;
@@ -7,6 +8,7 @@ use cotenant_model::Tenant;
 use cotenant_model::risk::HORIZON_NAMES;
 use cotenant_model::view::View;
 
+use super::risk::warnings;
 use super::tenant::tenant_labels;
 use super::{Labels, Sheet};
 use crate::Id;
@@ -15,6 +17,11 @@ use crate::label::clean_tenant;
 
 pub(super) fn write(sheet: &mut Sheet, view: &View) {
     let Some(host) = &view.risk.host else { return };
+    for (id, counts) in
+        [(Id::HostLimitWarnings, &host.limit_warnings), (Id::HostMemoryWarnings, &host.host_warnings)]
+    {
+        warnings(sheet, id, &Labels::default(), counts);
+    }
     if let Some(node) = &host.node {
         for (horizon, risk) in HORIZON_NAMES.into_iter().zip(node.risk) {
             sheet.put(Id::HostMemoryRisk, Labels::default().with(HORIZON, horizon), risk);

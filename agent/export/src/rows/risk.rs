@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use cotenant_model::Tenant;
-use cotenant_model::risk::warning::Severity;
+use cotenant_model::risk::warning::{Severity, WarningCounts};
 use cotenant_model::risk::{Calibration, GpuForecast, HORIZON_NAMES};
 use cotenant_model::view::View;
 
@@ -42,11 +42,21 @@ pub(super) fn write(sheet: &mut Sheet, view: &View) {
         }
         tenants(sheet, gpu, &known);
         calibration(sheet, &on, &gpu.calibration);
-        for (severity, counts) in Severity::ALL.into_iter().zip(gpu.warnings) {
-            let of = on.clone().with(SEVERITY, severity.as_str());
-            for (outcome, count) in [("exhausted", counts.came_true), ("cleared", counts.cleared)] {
-                sheet.put(Id::ReclaimRiskWarnings, of.clone().with(WARNING_OUTCOME, outcome), count);
-            }
+        warnings(sheet, Id::ReclaimRiskWarnings, &on, &gpu.warnings);
+    }
+}
+
+/// What became of warnings that are decided.
+pub(super) fn warnings(
+    sheet: &mut Sheet,
+    id: Id,
+    on: &Labels,
+    counts: &[WarningCounts; Severity::ALL.len()],
+) {
+    for (severity, counts) in Severity::ALL.into_iter().zip(counts) {
+        let of = on.clone().with(SEVERITY, severity.as_str());
+        for (outcome, count) in [("exhausted", counts.came_true), ("cleared", counts.cleared)] {
+            sheet.put(id, of.clone().with(WARNING_OUTCOME, outcome), count);
         }
     }
 }

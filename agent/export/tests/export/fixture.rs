@@ -288,7 +288,11 @@ fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
         rate: 1e6,
         memory,
     };
-    let host = HostForecast { node: Some(memory), tenants: tenants.iter().map(bound).collect() };
+    let host = HostForecast {
+        node: Some(memory),
+        tenants: tenants.iter().map(bound).collect(),
+        ..HostForecast::default()
+    };
     Forecast { at: Duration::from_secs(100), gpus: gpus.collect(), host: Some(host) }
 }
 

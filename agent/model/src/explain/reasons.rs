@@ -2,7 +2,7 @@
 //! Refuses more than the verdict says.
 
 use super::words::{clock, duration, gib, gib_exact, percent, who};
-use crate::incident::{FailureEvidence, Warned};
+use crate::incident::{FailureEvidence, Scarce, Warned};
 use crate::verdict::{Arena, Because, LimitScope, LimitSource, MissingFact, Verdict, VerdictKind};
 
 /// Where, when no GPU is named.
@@ -76,6 +76,25 @@ pub(super) fn measured(failure: &FailureEvidence) -> String {
 
 /// What the forecast had said, and how right it was.
 pub(super) fn warned(warned: &Warned) -> String {
+    let when = format!(
+        "{} before, at {} UTC, with a risk of {} within a minute",
+        duration(warned.lead_seconds),
+        clock(warned.raised_unix),
+        percent(warned.risk),
+    );
+    match &warned.of {
+        Scarce::Gpu { .. } => {}
+        Scarce::Limit { tenant } => {
+            return format!("That {} comes to its memory limit was warned of {when}.", who(tenant));
+        }
+        Scarce::Host => {
+            let grew = warned.driver.as_ref().map(|driver| format!(" {} grew fastest.", who(driver)));
+            return format!(
+                "That this host runs out of memory was warned of {when}.{}",
+                grew.unwrap_or_default()
+            );
+        }
+    }
     let right = |right: Option<bool>| match right {
         Some(true) => ", rightly",
         Some(false) => ", wrongly",
@@ -91,12 +110,7 @@ pub(super) fn warned(warned: &Warned) -> String {
     } else {
         format!("{} as who would be refused{}", victims.join(", "), right(warned.victim_right))
     };
-    format!(
-        "It was warned of {} before, at {} UTC, with a risk of {} within a minute. {driver}, and {victims}.",
-        duration(warned.lead_seconds),
-        clock(warned.raised_unix),
-        percent(warned.risk),
-    )
+    format!("It was warned of {when}. {driver}, and {victims}.")
 }
 
 /// Each step of the reasoning as a sentence, then the holders.

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::incident::{
-    Incidents, KillNote, KillScope, Movement, Observation, Rules, Stall, WaitDelta, WarningNote, XidNote,
+    Incidents, KillNote, KillScope, Movement, Observation, Rules, Scarce, Stall, WaitDelta, WarningNote,
+    XidNote,
 };
 use crate::risk::warning::Severity;
 use crate::verdict::{Ask, Failures, Fold, Success};
@@ -153,7 +154,7 @@ fn a_refusal_that_was_warned_of() {
     let facts = Ask { holders: Some(vec![(tenant("burst"), 70 * GIB)]), ..ask(2 * GIB) };
     refused(&mut failures, T0 + 1.0, &facts, &mut observation);
     observation.warnings = vec![WarningNote {
-        gpu: gpu(1),
+        of: Scarce::Gpu { gpu: gpu(1) },
         raised_unix: T0 - 44.0,
         severity: Severity::Warning,
         risk: 0.62,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::place::{Pair, Place, Source};
 use super::pressure::{Sum, Taken};
 use super::timeline::{Chain, Step};
-use super::{IncidentId, KillNote, Kind, Stall, WarningNote, XidNote};
+use super::{IncidentId, KillNote, Kind, Scarce, Stall, WarningNote, XidNote};
 use crate::verdict::FailureRecord;
 use crate::{GpuId, Tenant, WaitClass};
 
@@ -62,7 +62,7 @@ pub(super) struct Case {
     pub(super) kills: Vec<KillNote>,
     pub(super) xids: BTreeMap<(GpuId, u32, Option<Tenant>), XidSeen>,
     /// What stood on a GPU when the first ask there was refused.
-    pub(super) warnings: BTreeMap<GpuId, WarningNote>,
+    pub(super) warnings: BTreeMap<Scarce, WarningNote>,
     pub(super) timeline: Vec<Step>,
     pub(super) chains: Vec<Chain>,
     pub(super) merged: Vec<IncidentId>,
@@ -197,6 +197,18 @@ impl Case {
         }
     }
 
+    /// One that was raised after the refusal or the kill warned of nothing.
+    pub(super) fn book_warnings(
+        &mut self,
+        standing: &[WarningNote],
+        before_unix: f64,
+        of: impl Fn(&Scarce) -> bool,
+    ) {
+        for note in standing.iter().filter(|note| note.raised_unix < before_unix && of(&note.of)) {
+            self.warnings.entry(note.of.clone()).or_insert_with(|| note.clone());
+        }
+    }
+
     pub(super) fn book_kill(&mut self, kill: &KillNote) {
         if self.kills.len() >= RECORDS {
             self.records_dropped += 1;
@@ -312,8 +324,8 @@ impl Case {
         for (_, record) in other.failures {
             self.book_failure(&record, Vec::new());
         }
-        for (gpu, warning) in other.warnings {
-            self.warnings.entry(gpu).or_insert(warning);
+        for (memory, warning) in other.warnings {
+            self.warnings.entry(memory).or_insert(warning);
         }
         for kill in &other.kills {
             self.book_kill(kill);

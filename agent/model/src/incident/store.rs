@@ -7,7 +7,7 @@ use super::case::Case;
 use super::place::{self, Pair, Place, Source, pair};
 use super::pressure::{Key, Period, Pressure};
 use super::timeline::{Chain, Step, Timeline};
-use super::{Incident, IncidentId, Kind, Observation, Rules, State, WarningNote};
+use super::{Incident, IncidentId, Kind, Observation, Rules, Scarce, State};
 use crate::GpuId;
 use crate::verdict::{FailureRecord, VerdictKind};
 
@@ -194,13 +194,11 @@ impl Incidents {
             let chains = self.chains(record);
             if let Some(case) = self.open.get_mut(&id) {
                 case.book_failure(record, chains);
-                // One that was raised after the refusal warned of nothing.
-                let before = |note: &&WarningNote| {
-                    record.gpu.as_ref() == Some(&note.gpu) && note.raised_unix < record.first_unix
-                };
-                if let Some(note) = observation.warnings.iter().find(before) {
-                    case.warnings.entry(note.gpu.clone()).or_insert_with(|| note.clone());
-                }
+                case.book_warnings(
+                    &observation.warnings,
+                    record.first_unix,
+                    |memory| matches!(memory, Scarce::Gpu { gpu } if record.gpu.as_ref() == Some(gpu)),
+                );
                 case.keep(self.now, record.last_unix, record.first_unix);
             }
         }
@@ -233,6 +231,7 @@ impl Incidents {
             let Some(id) = self.join(ties, at, observation.at_unix, changes) else { continue };
             if let Some(case) = self.open.get_mut(&id) {
                 case.book_kill(kill);
+                case.book_warnings(&observation.warnings, at, |memory| memory.killed(kill));
                 case.keep(self.now, at, at);
             }
         }

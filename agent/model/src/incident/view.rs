@@ -72,7 +72,7 @@ impl Case {
             timeline: self.timeline.clone(),
             chains: self.chains.clone(),
             actions: Vec::new(),
-            warnings: warned::judge(&self.warnings, &self.failures),
+            warnings: warned::judge(&self.warnings, &self.failures, &self.kills),
             merged: self.merged.clone(),
             unlisted,
         };

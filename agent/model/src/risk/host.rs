@@ -1,6 +1,8 @@
 //! Owns the forecast of host memory: whether a tenant's memory cgroup comes to its limit, or the host to its end, and when.
 //! Refuses the page cache: what the kernel takes back before it kills is no use of memory.
 
+mod warned;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -9,8 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::forecast::Exhaustion;
 use super::identity;
 use super::series::Series;
+use super::warning::{Severity, Warning, WarningCounts};
 use super::{FOLLOWED, HORIZONS, WARN, WATCH};
 use crate::Tenant;
+use crate::kill::Scope;
+use warned::Warned;
 
 const MIB: f64 = 1024.0 * 1024.0;
 /// Memory cgroups of one tenant that are followed: its containers.
@@ -27,6 +32,34 @@ pub struct HostMoment {
     pub memory: Option<HostMemory>,
     /// GPU tenants alone.
     pub tenants: Vec<TenantMemory>,
+    pub kills: Kills,
+}
+
+/// Processes that the kernel killed for want of memory, since the agent came.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Kills {
+    /// At the limit of a memory cgroup or for want of the host's, by whose they were.
+    #[serde(with = "identity::map")]
+    pub by_tenant: BTreeMap<Tenant, u64>,
+    /// For want of the host's, whosever they were.
+    pub of_host: u64,
+}
+
+impl Kills {
+    pub fn of(kills: &BTreeMap<(Option<Tenant>, Option<Scope>), u64>) -> Self {
+        let mut sorted = Self::default();
+        for ((tenant, scope), count) in kills {
+            // What a cpuset allows is no memory that is forecast.
+            let Some(Scope::Memcg | Scope::Global) = scope else { continue };
+            if let Some(tenant) = tenant {
+                *sorted.by_tenant.entry(tenant.clone()).or_default() += count;
+            }
+            if *scope == Some(Scope::Global) {
+                sorted.of_host += count;
+            }
+        }
+        sorted
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +96,20 @@ pub struct HostForecast {
     pub node: Option<MemoryForecast>,
     /// In the order of names; of each tenant the place that is the likeliest to come to its limit.
     pub tenants: Vec<TenantMemoryForecast>,
+    /// Those that stand.
+    pub warnings: Vec<MemoryWarning>,
+    /// By severity, in the order of [`Severity::ALL`]: before the tenants' limits, and before the host's end.
+    pub limit_warnings: [WarningCounts; Severity::ALL.len()],
+    pub host_warnings: [WarningCounts; Severity::ALL.len()],
+}
+
+/// A warning that stands before a limit, or before the end of the host's memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemoryWarning {
+    /// Whose limit; `None` is the host.
+    pub tenant: Option<Tenant>,
+    #[serde(flatten)]
+    pub warning: Warning,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -96,6 +143,7 @@ pub(super) struct Memory {
     host: Option<(Level, u64)>,
     #[serde(with = "identity::map")]
     tenants: BTreeMap<Tenant, Resident>,
+    warned: Warned,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -150,11 +198,20 @@ impl Memory {
         let at = moment.taken.as_secs_f64();
         let begun = *self.begun.get_or_insert(at);
         // The same reading twice is one: nothing stood still meanwhile.
-        if self.taken.is_none_or(|taken| at > taken) {
+        let fresh = self.taken.is_none_or(|taken| at > taken);
+        if fresh {
             self.taken = Some(at);
             self.take(at, moment);
         }
-        if at - begun < WATCH { HostForecast::default() } else { self.forecast() }
+        if at - begun < WATCH {
+            return HostForecast::default();
+        }
+        let mut forecast = self.forecast();
+        if fresh {
+            self.warned.advance(at, &forecast, &moment.kills);
+        }
+        self.warned.tell(&mut forecast);
+        forecast
     }
 
     fn take(&mut self, at: f64, moment: &HostMoment) {
@@ -195,7 +252,7 @@ impl Memory {
             .zip(available)
             .map(|((level, total), room)| level.forecast(Some(*total), room));
         let tenants = self.tenants.iter().filter_map(|(tenant, of)| of.forecast(tenant, available));
-        HostForecast { node, tenants: tenants.collect() }
+        HostForecast { node, tenants: tenants.collect(), ..HostForecast::default() }
     }
 }
 

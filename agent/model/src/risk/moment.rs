@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::host::HostMoment;
+use super::host::{HostMoment, Kills};
 use super::identity;
 use crate::node::Step;
 use crate::sample::GpuRef;
@@ -122,9 +122,9 @@ impl Moment {
         Self { at, gpus: gpus.collect(), tenants: tenants.collect(), host: None }
     }
 
-    /// The same with host memory: what was read of it, completed by what the ledgers say is pinned.
+    /// The same with host memory: what was read of it, completed by what the ledgers say is pinned and who was killed.
     #[must_use]
-    pub fn with_host(self, step: &Step, read: Option<HostMoment>) -> Self {
+    pub fn with_host(self, step: &Step, read: Option<HostMoment>, kills: Kills) -> Self {
         let pinned: BTreeMap<&Tenant, u64> = step
             .tenants
             .iter()
@@ -135,6 +135,7 @@ impl Moment {
             .collect();
         let host = read.map(|mut host| {
             host.tenants.iter_mut().for_each(|of| of.pinned = pinned.get(&of.tenant).copied().unwrap_or(0));
+            host.kills = kills;
             host
         });
         Self { host, ..self }

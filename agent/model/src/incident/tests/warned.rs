@@ -1,11 +1,12 @@
 //! Owns the proofs of the tie between incidents and the warnings before them.
 
 use super::*;
+use crate::incident::Scarce;
 use crate::risk::warning::Severity;
 
 fn note(at: f64, driver: &str, victim: &str) -> WarningNote {
     WarningNote {
-        gpu: gpu(1),
+        of: Scarce::Gpu { gpu: gpu(1) },
         raised_unix: at,
         severity: Severity::Critical,
         risk: 0.8,
@@ -42,4 +43,40 @@ fn wrong_names_are_said_to_be_wrong() {
 fn a_warning_elsewhere_or_afterwards_is_not_this_incidents() {
     assert_eq!(warned(&[note(T0 - 44.0, "b", "a")], 2), []);
     assert_eq!(warned(&[note(T0 + 5.0, "b", "a")], 1), []);
+}
+
+#[test]
+fn a_kill_carries_the_warning_of_the_memory_it_was_for() {
+    let of = |memory: Scarce, raised_unix: f64| WarningNote { of: memory, ..note(raised_unix, "a", "a") };
+    let limit = |name: &str| Scarce::Limit { tenant: tenant(name) };
+    let notes = [
+        of(limit("a"), T0 - 44.0),
+        of(limit("b"), T0 - 9.0),
+        of(Scarce::Host, T0 - 30.0),
+        note(T0 - 5.0, "a", "a"),
+    ];
+    let mut world = World::new();
+    world.tick(|observation, at| {
+        observation.kills = vec![kill(at, "a", None, Some("/a"))];
+        observation.warnings = notes.to_vec();
+    });
+    let incident = world.one();
+    let [warned] = &incident.warnings[..] else { panic!("{:?}", incident.warnings) };
+    assert_eq!(warned.of, limit("a"));
+    assert!((warned.lead_seconds - 45.0).abs() < 0.1, "{warned:?}");
+    // A kill says nothing of who filled it.
+    assert_eq!((warned.driver_right, warned.victim_right), (None, None));
+    let words = crate::explain::explain(&incident).to_string();
+    assert!(words.contains("docker:a comes to its memory limit was warned of 45.0 s before"), "{words}");
+
+    let mut world = World::new();
+    world.tick(|observation, at| {
+        observation.kills = vec![KillNote { scope: KillScope::Node, ..kill(at, "c", None, None) }];
+        observation.warnings = notes.to_vec();
+    });
+    let incident = world.one();
+    assert_eq!(incident.warnings.iter().map(|warned| &warned.of).collect::<Vec<_>>(), [&Scarce::Host]);
+    let words = crate::explain::explain(&incident).to_string();
+    assert!(words.contains("this host runs out of memory was warned of 31.0 s before"), "{words}");
+    assert!(words.contains("docker:a grew fastest"), "{words}");
 }

@@ -19,6 +19,7 @@ fn moment(second: u64, available: Option<u64>, places: &[(&str, Option<u64>, u64
         taken: Duration::from_secs(second),
         memory: available.map(|available| HostMemory { total: 512 * GIB, available }),
         tenants: places.iter().map(of).collect(),
+        kills: Kills::default(),
     }
 }
 
@@ -103,8 +104,43 @@ fn memory_of_a_tenant_is_fixed() {
                 .map(|place| Place { path: format!("/{place}"), limit: None, held: second })
                 .collect(),
         }],
+        kills: Kills::default(),
     };
     let mut memory = Memory::default();
     (0..10).for_each(|second| drop(memory.advance(&many(second))));
     assert_eq!(memory.tenants[&tenant("many")].places.len(), PLACES);
+}
+
+/// A leak into its limit of 64 GiB, killed there with its tenant or not.
+fn leaked(killed: bool) -> HostForecast {
+    let held = |second: u64| 4 * GIB + second.saturating_sub(100) * GIB / 10;
+    let mut memory = Memory::default();
+    let mut last = HostForecast::default();
+    for second in 0..=1100 {
+        let places = [("leak", Some(64 * GIB), held(second.min(695)))];
+        // Stopped short of the limit it frees all; killed there it is gone.
+        let places = if second < 700 { &places[..] } else { &[] };
+        let kills = Kills {
+            by_tenant: BTreeMap::from([(tenant("leak"), u64::from(killed && second >= 700))]),
+            // Somebody else's, and not for the host's memory: no warning of that comes true.
+            of_host: 0,
+        };
+        last = memory.advance(&HostMoment { kills, ..moment(second, Some(400 * GIB), places) });
+        if second == 690 {
+            let [warning] = &last.warnings[..] else { panic!("{:?}", last.warnings) };
+            assert_eq!(warning.tenant, Some(tenant("leak")));
+            assert_eq!(warning.warning.severity, Severity::Critical);
+            assert_eq!(last.limit_warnings, [WarningCounts::default(); 2]);
+        }
+    }
+    last
+}
+
+#[test]
+fn a_warning_comes_true_with_a_kill_at_its_limit_and_outlives_its_tenant() {
+    let kept = |came_true, cleared| [WarningCounts { came_true, cleared }; 2];
+    let killed = leaked(true);
+    assert_eq!((killed.limit_warnings, killed.host_warnings), (kept(1, 0), kept(0, 0)));
+    assert_eq!((killed.warnings, killed.tenants), (Vec::new(), Vec::new()));
+    assert_eq!(leaked(false).limit_warnings, kept(0, 1));
 }
