@@ -266,7 +266,7 @@ impl Series {
         if often < 0.01 {
             return often;
         }
-        often.min(self.peaks.pass(self.level, self.level + bytes, HORIZONS[horizon]))
+        self.peaks.bound(often, self.level, self.level + bytes, HORIZONS[horizon])
     }
 
     /// The probability that the run alone adds more than `bytes` within a horizon to the ceiling of late.
@@ -277,7 +277,7 @@ impl Series {
         if self.run.rate() <= 0.0 || bytes > self.most(horizon) {
             return 0.0;
         }
-        self.run.survives(bytes).min(self.peaks.pass(self.level, self.level + bytes, HORIZONS[horizon]))
+        self.peaks.bound(self.run.survives(bytes), self.level, self.level + bytes, HORIZONS[horizon])
     }
 
     /// From the level up to the ceiling of the last two horizons.
