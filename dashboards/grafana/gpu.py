@@ -103,6 +103,21 @@ def gpu():
             low=0,
             height=6,
         ),
+        graph(
+            "Warnings about the node's host memory, and what came of them",
+            "The same of its GPU tenants before the limits of their memory cgroups, and of the host: the kernel killed while one stood, or it was over.",
+            "short",
+            query(
+                f"sum by (severity, outcome) (cotenant_memory_limit_risk_warnings_total{{{ON_NODE}}})",
+                "limits, {{severity}}: {{outcome}}",
+            ),
+            query(
+                f"sum by (severity, outcome) (cotenant_host_memory_risk_warnings_total{{{ON_NODE}}})",
+                "host, {{severity}}: {{outcome}}",
+            ),
+            low=0,
+            height=6,
+        ),
         row("Memory"),
         graph(
             "Memory by tenant",
