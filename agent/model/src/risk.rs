@@ -8,6 +8,7 @@ mod forecast;
 mod gpu;
 mod host;
 mod identity;
+mod lasting;
 mod moment;
 mod peaks;
 mod record;

@@ -106,12 +106,11 @@ impl Scores {
     pub fn write_calibration(&self, table: &Path, runs: &str) -> std::io::Result<()> {
         let before = std::fs::read_to_string(table).unwrap_or_default();
         let others = before.lines().skip(1).filter(|line| line.split('\t').next() != Some(runs));
-        let mut text = String::from("runs\tsaid\ttrue_ones\tforecasts\n");
-        for line in others {
-            text.push_str(line);
-            text.push('\n');
-        }
-        text.push_str(&self.calibration(runs));
-        std::fs::write(table, text)
+        let own = self.calibration(runs);
+        let mut lines: Vec<&str> = others.chain(own.lines()).collect();
+        // In one order, whichever test was the last to write.
+        lines.sort_by_key(|line| line.split('\t').next());
+        lines.insert(0, "runs\tsaid\ttrue_ones\tforecasts");
+        std::fs::write(table, lines.join("\n") + "\n")
     }
 }

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use cotenant_model::explain::{clean, clock, gib};
+use cotenant_model::{
+    explain::{clean, clock, gib},
+    risk::warning::Bar,
+};
 use ratatui::{
     buffer::Buffer,
     layout::{Constraint, Layout, Rect},
@@ -169,8 +172,8 @@ fn gpu_row(gpu: &Gpu) -> Row<'_> {
     };
     let risk = gpu.reclaim_risk.get("60s").copied();
     let style = match risk {
-        Some(risk) if risk >= 0.7 => Style::new().fg(Color::Red),
-        Some(risk) if risk >= 0.4 => Style::new().fg(Color::Yellow),
+        Some(risk) if risk >= Bar::CRITICAL.minute => Style::new().fg(Color::Red),
+        Some(risk) if risk >= Bar::WARNING.minute => Style::new().fg(Color::Yellow),
         _ => Style::new(),
     };
     let cells = [

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::forecast::{Exhaustion, GpuForecast, Growth, Headroom, TenantForecast};
 use super::identity;
+use super::lasting::Lasting;
 use super::moment::{GpuMemory, Holding};
 use super::record::Record;
 use super::series::Series;
@@ -117,6 +118,7 @@ pub(super) struct Gpu {
     free: f64,
     /// Seconds of waiting for reclaim, per second.
     reclaim: f64,
+    lasting: Lasting,
     record: Record,
     warnings: Warnings,
 }
@@ -151,7 +153,8 @@ impl Gpu {
         if at - begun < WATCH {
             return None;
         }
-        let risk = self.risk(free);
+        let mut risk = self.risk(free);
+        self.lasting.advance(&mut risk, elapsed);
         self.record.say(at, &risk);
         let mut forecast = GpuForecast {
             gpu: id.clone(),
@@ -225,9 +228,6 @@ impl Gpu {
             let unmet = 1.0 - (-failing * HORIZONS[horizon]).exp();
             let spared = (1.0 - sum.beyond) * (1.0 - unmet);
             *risk = raised(1.0 - spared, 1.0 + (RECLAIM_ODDS - 1.0) * self.reclaim.min(1.0));
-        }
-        for horizon in 1..risk.len() {
-            risk[horizon] = risk[horizon].max(risk[horizon - 1]);
         }
         risk
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::forecast::Exhaustion;
 use super::identity;
+use super::lasting::Lasting;
 use super::series::Series;
 use super::warning::{Severity, Warning, WarningCounts};
 use super::{FOLLOWED, HORIZONS, WARN, WATCH};
@@ -156,11 +157,12 @@ struct Resident {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Level {
     series: Series,
+    lasting: Lasting,
 }
 
 impl Level {
     fn new(at: f64, bytes: u64) -> Self {
-        Self { series: Series::new(at, bytes as f64) }
+        Self { series: Series::new(at, bytes as f64), lasting: Lasting::default() }
     }
 
     fn advance(&mut self, at: f64, bytes: u64, limit: Option<u64>) {
@@ -169,15 +171,12 @@ impl Level {
         self.series.advance(at, level, level, None, met);
     }
 
-    fn forecast(&self, limit: Option<u64>, room: u64) -> MemoryForecast {
+    /// `elapsed` seconds after the last one: none of the same reading.
+    fn forecast(&mut self, limit: Option<u64>, room: u64, elapsed: f64) -> MemoryForecast {
         let series = &self.series;
         let left = (room as f64).max(MIB);
-        let mut risk = [0.0; HORIZONS.len()];
-        let mut most = 0.0_f64;
-        for (horizon, risk) in risk.iter_mut().enumerate() {
-            most = most.max(series.rises(horizon, left));
-            *risk = most;
-        }
+        let mut risk = std::array::from_fn(|horizon| series.rises(horizon, left));
+        self.lasting.advance(&mut risk, elapsed);
         let rate = series.run.rate();
         let exhaustion = (rate >= MIB / 60.0).then(|| {
             let [burst] = series.quantiles(WARN, [0.1]);
@@ -198,7 +197,8 @@ impl Memory {
         let at = moment.taken.as_secs_f64();
         let begun = *self.begun.get_or_insert(at);
         // The same reading twice is one: nothing stood still meanwhile.
-        let fresh = self.taken.is_none_or(|taken| at > taken);
+        let elapsed = self.taken.map_or(0.0, |taken| (at - taken).max(0.0));
+        let fresh = self.taken.is_none() || elapsed > 0.0;
         if fresh {
             self.taken = Some(at);
             self.take(at, moment);
@@ -206,7 +206,7 @@ impl Memory {
         if at - begun < WATCH {
             return HostForecast::default();
         }
-        let mut forecast = self.forecast();
+        let mut forecast = self.forecast(elapsed);
         if fresh {
             self.warned.advance(at, &forecast, &moment.kills);
         }
@@ -244,14 +244,15 @@ impl Memory {
         }
     }
 
-    fn forecast(&self) -> HostForecast {
+    fn forecast(&mut self, elapsed: f64) -> HostForecast {
         let available = self.host.as_ref().map(|(level, total)| total.saturating_sub(level.held()));
         let node = self
             .host
-            .as_ref()
+            .as_mut()
             .zip(available)
-            .map(|((level, total), room)| level.forecast(Some(*total), room));
-        let tenants = self.tenants.iter().filter_map(|(tenant, of)| of.forecast(tenant, available));
+            .map(|((level, total), room)| level.forecast(Some(*total), room, elapsed));
+        let tenants =
+            self.tenants.iter_mut().filter_map(|(tenant, of)| of.forecast(tenant, available, elapsed));
         HostForecast { node, tenants: tenants.collect(), ..HostForecast::default() }
     }
 }
@@ -275,11 +276,16 @@ impl Resident {
     }
 
     /// `None` while no place of it can be read, or it has no bound that is known.
-    fn forecast(&self, tenant: &Tenant, available: Option<u64>) -> Option<TenantMemoryForecast> {
-        let forecasts = self.places.values().filter_map(|(level, limit)| {
+    fn forecast(
+        &mut self,
+        tenant: &Tenant,
+        available: Option<u64>,
+        elapsed: f64,
+    ) -> Option<TenantMemoryForecast> {
+        let forecasts = self.places.values_mut().filter_map(|(level, limit)| {
             let free = limit.map(|limit| limit.saturating_sub(level.held()));
             let room = free.into_iter().chain(available).min()?;
-            Some((level.series.run.rate(), level.forecast(*limit, room)))
+            Some((level.series.run.rate(), level.forecast(*limit, room, elapsed)))
         });
         let worst = forecasts.max_by(|(_, one), (_, two)| {
             one.risk[WARN].total_cmp(&two.risk[WARN]).then(two.room.cmp(&one.room))

@@ -24,7 +24,7 @@ pub struct Bar {
 
 impl Bar {
     /// Somebody should look.
-    pub const WARNING: Self = Self { minute: 0.5, minute_for: 3.0, longest: 0.4, longest_for: 30.0 };
+    pub const WARNING: Self = Self { minute: 0.5, minute_for: 1.0, longest: 0.35, longest_for: 10.0 };
     /// Somebody should act.
     pub const CRITICAL: Self =
         Self { minute: 0.7, minute_for: 3.0, longest: f64::INFINITY, longest_for: 0.0 };
