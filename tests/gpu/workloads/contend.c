@@ -2,7 +2,7 @@
 // Refuses managed memory and any idea of who is to blame: it knows its own times only.
 //
 //   contend loop DEVICE BYTES THREADS PAUSE_US      then on stdin: `run SECONDS SLOWEST`, any number of times
-//   contend eat DEVICE BYTES                        then on stdin: `run`: eats host memory until it is killed
+//   contend eat DEVICE BYTES [1 PAUSE_US]           then on stdin: `run`: eats host memory until it is killed
 //   contend eat-at-once                             the same without CUDA and without waiting to be told
 #include <cuda.h>
 #include <pthread.h>
@@ -91,7 +91,10 @@ static void run(int threads, double seconds, int slowest)
 
 static void eat(void)
 {
-    for (;;) memset(malloc(16 << 20), 1, 16 << 20);
+    for (;;) {
+        memset(malloc(16 << 20), 1, 16 << 20);
+        if (pause_us) usleep(pause_us);
+    }
 }
 
 int main(int count, char **arguments)
