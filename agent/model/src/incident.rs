@@ -12,8 +12,9 @@
 //! `stalled_seconds`, `stalled_now`), `culprits[]` (`tenant`, `blocked_seconds`, `wait_share`, `memory_share`, `held_bytes`,
 //! `grew_bytes`, `holds_stalled`), `wait_shares` (`neighbours`, `self`, `device`, `kernel`, `unknown`), `memory_shares`
 //! (`neighbours`, `self`, `other_causes`, `unknown`), `evidence[]` (tagged by `evidence`), `timeline[]`, `chains[]`,
-//! `actions[]` (`action`, `tenant`, `gpu`, `words`), `warnings[]` (`memory`: `gpu` with `gpu`, `limit` with `tenant`, `host`; `raised_unix`, `lead_seconds`, `severity`, `risk`,
-//! `driver`, `driver_right`, `victims[]`, `victim_right`), `merged[]`, `unlisted`.
+//! `actions[]` (`action`, `tenant`, `gpu`, `words`), `warnings[]` (`memory`: `gpu` with `gpu`, `limit` with `tenant`, `host`;
+//! `raised_unix`, `lead_seconds`, `severity`, `risk`, `driver`, `driver_right`, `victims[]`, `victim_right`), `merged[]`,
+//! `unlisted`.
 
 use std::fmt;
 

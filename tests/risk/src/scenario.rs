@@ -15,7 +15,7 @@ const DAY: u64 = 24 * 60;
 
 /// The seeds that the forecast was tuned on.
 pub const TUNED_ON: Range<u64> = 0..32;
-/// The seeds that it never saw: run once, for the table.
+/// The seeds that nothing was chosen by: scored when a model is done, for the table.
 pub const UNSEEN: Range<u64> = 1000..1016;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

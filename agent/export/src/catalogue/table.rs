@@ -346,7 +346,8 @@ catalogue! {
     ReclaimRisk: Gauge Stable Unit::RATIO, "cotenant.gpu.reclaim.risk", "cotenant_gpu_reclaim_risk_ratio",
         [HW_ID, HORIZON], "G x 3",
         "Probability that an allocation on this GPU finds no room within the horizon, 0 to 1, from growth and bursts of \
-         what is allocated, refused allocations and waits for reclaim. A forecast. Not there in a GPU's first 30 s.";
+         what is allocated, refused allocations and waits for reclaim. A forecast; 300s is a mean of half a minute. Not \
+         there in a GPU's first 30 s.";
     ReclaimRiskShare: Gauge Stable Unit::RATIO, "cotenant.gpu.reclaim.risk.share",
         "cotenant_gpu_reclaim_risk_share_ratio", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "T x G",
         "A tenant's part in what is expected to fill the GPU within a minute, 0 to 1. The sum is below 1 where memory \
@@ -428,8 +429,8 @@ catalogue! {
          the horizon, 0 to 1. The kernel kills there. A forecast. Swap is not counted on.";
     HostLimitWarnings: Counter Development Unit::count("{warning}"), "cotenant.memory.limit.risk.warnings",
         "cotenant_memory_limit_risk_warnings_total", [SEVERITY, WARNING_OUTCOME], "4",
-        "The same of GPU tenants before their memory cgroups' limits: `exhausted` when the kernel killed it there, or \
-         for want of the host's. Of all tenants together; incidents have them one by one.";
+        "Warnings of the agent itself that a GPU tenant fills the host memory it may hold that are decided: `exhausted` \
+         when the kernel killed it while one stood. Of all tenants together; incidents have them one by one.";
     HostLimitTime: Gauge Development Unit::SECONDS, "cotenant.memory.limit.time", "cotenant_memory_limit_time_seconds",
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
         "Seconds until a GPU tenant comes to that limit if its growth goes on. Not there while nothing grows.";

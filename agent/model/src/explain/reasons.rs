@@ -85,7 +85,7 @@ pub(super) fn warned(warned: &Warned) -> String {
     match &warned.of {
         Scarce::Gpu { .. } => {}
         Scarce::Limit { tenant } => {
-            return format!("That {} comes to its memory limit was warned of {when}.", who(tenant));
+            return format!("That {} fills the host memory it may hold was warned of {when}.", who(tenant));
         }
         Scarce::Host => {
             let grew = warned.driver.as_ref().map(|driver| format!(" {} grew fastest.", who(driver)));

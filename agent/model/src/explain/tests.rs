@@ -160,6 +160,7 @@ fn a_refusal_that_was_warned_of() {
         risk: 0.62,
         driver: Some(tenant("burst")),
         victims: vec![tenant("old"), tenant("infer")],
+        true_unix: None,
     }];
     incidents.observe(&observation);
     let words = text(&incidents);

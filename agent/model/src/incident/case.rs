@@ -61,7 +61,7 @@ pub(super) struct Case {
     pub(super) failures: BTreeMap<u64, FailureRecord>,
     pub(super) kills: Vec<KillNote>,
     pub(super) xids: BTreeMap<(GpuId, u32, Option<Tenant>), XidSeen>,
-    /// What stood on a GPU when the first ask there was refused.
+    /// What stood before the first refusal or kill that it foretold.
     pub(super) warnings: BTreeMap<Scarce, WarningNote>,
     pub(super) timeline: Vec<Step>,
     pub(super) chains: Vec<Chain>,
@@ -197,14 +197,14 @@ impl Case {
         }
     }
 
-    /// One that was raised after the refusal or the kill warned of nothing.
+    /// Those that a refusal or a kill was foretold by.
     pub(super) fn book_warnings(
         &mut self,
         standing: &[WarningNote],
-        before_unix: f64,
+        at_unix: f64,
         of: impl Fn(&Scarce) -> bool,
     ) {
-        for note in standing.iter().filter(|note| note.raised_unix < before_unix && of(&note.of)) {
+        for note in standing.iter().filter(|note| note.foretold(at_unix) && of(&note.of)) {
             self.warnings.entry(note.of.clone()).or_insert_with(|| note.clone());
         }
     }

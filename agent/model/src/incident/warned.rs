@@ -10,6 +10,9 @@ use crate::risk::warning::{Severity, Warning};
 use crate::verdict::{FailureRecord, VerdictKind};
 use crate::{GpuId, Tenant};
 
+/// What an event may be told of later than the forecast saw it, in seconds.
+const LATE: f64 = 5.0;
+
 /// The memory that a warning says will run out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "memory", rename_all = "snake_case")]
@@ -37,10 +40,8 @@ impl Scarce {
     pub(super) fn killed(&self, kill: &KillNote) -> bool {
         match self {
             Self::Gpu { .. } => false,
-            // Without a limit the host is the bound.
-            Self::Limit { tenant } => {
-                matches!(kill.scope, KillScope::Cgroup | KillScope::Node) && kill.victim == *tenant
-            }
+            // Without a limit the host is the bound; without the kernel's log nobody says which it was.
+            Self::Limit { tenant } => kill.scope != KillScope::Numa && kill.victim == *tenant,
             Self::Host => kill.scope == KillScope::Node,
         }
     }
@@ -56,6 +57,8 @@ pub struct WarningNote {
     pub risk: f64,
     pub driver: Option<Tenant>,
     pub victims: Vec<Tenant>,
+    /// When it came true, if it did: it stands on for a while.
+    pub true_unix: Option<f64>,
 }
 
 impl WarningNote {
@@ -68,7 +71,13 @@ impl WarningNote {
             risk: warning.risk,
             driver: warning.driver.clone(),
             victims: warning.victims.clone(),
+            true_unix: warning.came_true.map(|then| now_unix - (now - then)),
         }
+    }
+
+    /// Whether it was of this event: raised before it, and not come true by an earlier one.
+    pub(super) fn foretold(&self, at_unix: f64) -> bool {
+        self.raised_unix < at_unix && self.true_unix.is_none_or(|then| at_unix <= then + LATE)
     }
 }
 
@@ -111,7 +120,8 @@ pub(super) fn judge(
     let judged = |note: &WarningNote| match &note.of {
         Scarce::Gpu { gpu } => {
             let here = || failures.values().filter(|record| record.gpu.as_ref() == Some(gpu));
-            let first = here().min_by(|one, two| one.first_unix.total_cmp(&two.first_unix))?;
+            let after = here().filter(|record| record.first_unix > note.raised_unix);
+            let first = after.min_by(|one, two| one.first_unix.total_cmp(&two.first_unix))?;
             Some(Warned {
                 driver_right: note.driver.as_ref().and_then(|driver| blamed(driver, here())),
                 victim_right: (!note.victims.is_empty()).then(|| note.victims.contains(&first.tenant)),
@@ -120,7 +130,8 @@ pub(super) fn judge(
         }
         memory => {
             let killed = kills.iter().filter(|kill| memory.killed(kill)).map(|kill| kill.at_unix);
-            Some(told(note, killed.min_by(f64::total_cmp)?))
+            let after = killed.filter(|at| *at > note.raised_unix);
+            Some(told(note, after.min_by(f64::total_cmp)?))
         }
     };
     warnings.values().filter_map(judged).collect()

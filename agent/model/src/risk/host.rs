@@ -36,10 +36,10 @@ pub struct HostMoment {
     pub kills: Kills,
 }
 
-/// Processes that the kernel killed for want of memory, since the agent came.
+/// Processes that the kernel killed for want of memory. Counts fall when who is long gone is forgotten.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kills {
-    /// At the limit of a memory cgroup or for want of the host's, by whose they were.
+    /// At the limit of a memory cgroup, for want of the host's, or for what is not known; by whose they were.
     #[serde(with = "identity::map")]
     pub by_tenant: BTreeMap<Tenant, u64>,
     /// For want of the host's, whosever they were.
@@ -50,9 +50,10 @@ impl Kills {
     pub fn of(kills: &BTreeMap<(Option<Tenant>, Option<Scope>), u64>) -> Self {
         let mut sorted = Self::default();
         for ((tenant, scope), count) in kills {
-            // What a cpuset allows is no memory that is forecast.
-            let Some(Scope::Memcg | Scope::Global) = scope else { continue };
-            if let Some(tenant) = tenant {
+            // What a cpuset allows is no memory that is forecast. Without the kernel's log nobody says what ran out.
+            if let Some(tenant) = tenant
+                && *scope != Some(Scope::Cpuset)
+            {
                 *sorted.by_tenant.entry(tenant.clone()).or_default() += count;
             }
             if *scope == Some(Scope::Global) {

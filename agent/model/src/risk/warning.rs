@@ -1,5 +1,5 @@
 //! Owns when a forecast becomes a warning: raised at a bar, held through silence, ended by its event or by time.
-//! Refuses to know why: it sees two probabilities and whether the GPU ran out.
+//! Refuses to know why: it sees two probabilities and whether the memory ran out, a GPU's or the host's.
 
 use std::fmt;
 
@@ -104,7 +104,7 @@ pub struct WarningCounts {
     pub cleared: u64,
 }
 
-/// The warnings of one GPU: a watch a severity, and the words of the one that stands.
+/// The warnings of one memory: a watch a severity, and the words of the one that stands.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Warnings {
     watches: [Watch; Severity::ALL.len()],

@@ -12,6 +12,7 @@ fn note(at: f64, driver: &str, victim: &str) -> WarningNote {
         risk: 0.8,
         driver: Some(tenant(driver)),
         victims: vec![tenant(victim)],
+        true_unix: None,
     }
 }
 
@@ -67,7 +68,10 @@ fn a_kill_carries_the_warning_of_the_memory_it_was_for() {
     // A kill says nothing of who filled it.
     assert_eq!((warned.driver_right, warned.victim_right), (None, None));
     let words = crate::explain::explain(&incident).to_string();
-    assert!(words.contains("docker:a comes to its memory limit was warned of 45.0 s before"), "{words}");
+    assert!(
+        words.contains("docker:a fills the host memory it may hold was warned of 45.0 s before"),
+        "{words}"
+    );
 
     let mut world = World::new();
     world.tick(|observation, at| {
@@ -79,4 +83,29 @@ fn a_kill_carries_the_warning_of_the_memory_it_was_for() {
     let words = crate::explain::explain(&incident).to_string();
     assert!(words.contains("this host runs out of memory was warned of 31.0 s before"), "{words}");
     assert!(words.contains("docker:a grew fastest"), "{words}");
+}
+
+#[test]
+fn a_kill_is_not_told_of_a_warning_that_came_true_by_another_or_came_after_it() {
+    let of = |raised_unix: f64, true_unix: Option<f64>| WarningNote {
+        of: Scarce::Limit { tenant: tenant("a") },
+        true_unix,
+        ..note(raised_unix, "a", "a")
+    };
+    let told = |before: WarningNote| {
+        let mut world = World::new();
+        // Without the kernel's log nobody says what ran out.
+        let kill = |at: f64| KillNote { scope: KillScope::Unknown, ..kill(at, "a", None, Some("/a")) };
+        world.tick(|observation, at| observation.kills = vec![kill(at - 0.5)]);
+        world.tick(|observation, at| {
+            (observation.kills, observation.warnings) = (vec![kill(at)], vec![before.clone()]);
+        });
+        world.one().warnings
+    };
+    assert_eq!(told(of(T0 - 900.0, Some(T0 - 60.0))), []);
+    let [warned] = &told(of(T0 - 900.0, Some(T0 + 1.9)))[..] else { panic!("its own, a tick late") };
+    assert!((warned.lead_seconds - 900.5).abs() < 0.1, "{warned:?}");
+    // Raised between two kills: of the second.
+    let [warned] = &told(of(T0 + 1.0, None))[..] else { panic!("of the second") };
+    assert!((warned.lead_seconds - 1.0).abs() < 0.1, "{warned:?}");
 }

@@ -122,7 +122,6 @@ fn leaked(killed: bool) -> HostForecast {
         let places = if second < 700 { &places[..] } else { &[] };
         let kills = Kills {
             by_tenant: BTreeMap::from([(tenant("leak"), u64::from(killed && second >= 700))]),
-            // Somebody else's, and not for the host's memory: no warning of that comes true.
             of_host: 0,
         };
         last = memory.advance(&HostMoment { kills, ..moment(second, Some(400 * GIB), places) });
@@ -143,4 +142,38 @@ fn a_warning_comes_true_with_a_kill_at_its_limit_and_outlives_its_tenant() {
     assert_eq!((killed.limit_warnings, killed.host_warnings), (kept(1, 0), kept(0, 0)));
     assert_eq!((killed.warnings, killed.tenants), (Vec::new(), Vec::new()));
     assert_eq!(leaked(false).limit_warnings, kept(0, 1));
+}
+
+#[test]
+fn the_hosts_warning_names_who_grows_and_comes_true_with_anybodys_kill() {
+    let used = |second: u64| (second.saturating_sub(100) * GIB / 2).min(300 * GIB);
+    let mut memory = Memory::default();
+    for second in 0..=720 {
+        let places = [("leak", None, used(second)), ("still", None, 2 * GIB)];
+        let kills = Kills { of_host: u64::from(second >= 700), ..Kills::default() };
+        let forecast =
+            memory.advance(&HostMoment { kills, ..moment(second, Some(301 * GIB - used(second)), &places) });
+        if second == 690 {
+            let host = forecast.warnings.iter().find(|of| of.tenant.is_none()).expect("the host's");
+            assert_eq!(host.warning.driver, Some(tenant("leak")));
+        }
+        if second == 720 {
+            assert_eq!(forecast.host_warnings.map(|of| (of.came_true, of.cleared)), [(1, 0); 2]);
+            assert_eq!(forecast.limit_warnings, [WarningCounts::default(); 2], "nobody of these was killed");
+        }
+    }
+}
+
+#[test]
+fn kills_are_sorted_by_what_ran_out() {
+    let kills = BTreeMap::from([
+        ((Some(tenant("a")), Some(Scope::Memcg)), 2),
+        ((Some(tenant("a")), Some(Scope::Global)), 1),
+        ((Some(tenant("a")), Some(Scope::Cpuset)), 9),
+        ((Some(tenant("b")), None), 1),
+        ((None, Some(Scope::Global)), 4),
+    ]);
+    let sorted = Kills::of(&kills);
+    assert_eq!(sorted.by_tenant, BTreeMap::from([(tenant("a"), 3), (tenant("b"), 1)]));
+    assert_eq!(sorted.of_host, 5);
 }
