@@ -6,11 +6,7 @@
 set -euo pipefail
 source "$(dirname "$0")/prologue.sh"
 
-mkdir -p /sys/fs/cgroup/system.slice
-# For memory.max of the kill scenario.
-echo +memory >/sys/fs/cgroup/cgroup.subtree_control
-echo +memory >/sys/fs/cgroup/system.slice/cgroup.subtree_control
-
+limits
 toolkit
 for program in contend latency fault; do
     gcc -O1 -w -I"$cuda/include" "$here/workloads/$program.c" -o "$build/$program" "$library" -lpthread

@@ -66,11 +66,14 @@ def get(path):
         return answer.read().decode()
 
 
+def series_of(page):
+    """Name, labels and value of each series but a histogram's buckets."""
+    found = (match for line in page.splitlines() if (match := SERIES.match(line)) and "_bucket" not in match[1])
+    return [[match[1], dict(LABEL.findall(match[2] or "")), float(match[3])] for match in found]
+
+
 def scrape():
-    series = []
-    for line in get("/metrics").splitlines():
-        if (match := SERIES.match(line)) and "_bucket" not in match[1]:
-            series.append([match[1], dict(LABEL.findall(match[2] or "")), float(match[3])])
+    series = series_of(get("/metrics"))
     try:
         ready = get("/readyz")
     except urllib.error.HTTPError as error:

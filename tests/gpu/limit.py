@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from drive import CGROUPS, Agent, Workload, get
+from drive import CGROUPS, Agent, Workload, get, series_of
 
 LIMIT = 2048 << 20
 # 16 MiB each: a minute and a half to the limit, after what CUDA itself takes.
@@ -22,10 +22,8 @@ LEAD = 30
 
 
 def figure(page, name, **labels):
-    for line in page.splitlines():
-        if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
-            return float(line.rsplit(" ", 1)[1])
-    return None
+    of = (value for known, had, value in series_of(page) if known == name and labels.items() <= had.items())
+    return next(of, None)
 
 
 def main():

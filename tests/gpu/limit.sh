@@ -6,10 +6,7 @@
 set -euo pipefail
 source "$(dirname "$0")/prologue.sh"
 
-mkdir -p /sys/fs/cgroup/system.slice
-echo +memory >/sys/fs/cgroup/cgroup.subtree_control
-echo +memory >/sys/fs/cgroup/system.slice/cgroup.subtree_control
-
+limits
 toolkit
 gcc -O1 -w -I"$cuda/include" "$here/workloads/contend.c" -o "$build/contend" "$library" -lpthread
 python3 "$here/limit.py" --agent "$agent" --build "$build" --out "$out"

@@ -27,3 +27,10 @@ toolkit() {
     nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
     cuda=$(dirname "$(dirname "$(realpath "$nvcc")")")
 }
+
+# Workloads in system.slice may have a memory.max.
+limits() {
+    mkdir -p /sys/fs/cgroup/system.slice
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+    echo +memory >/sys/fs/cgroup/system.slice/cgroup.subtree_control
+}

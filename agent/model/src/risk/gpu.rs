@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{Exhaustion, GpuForecast, Growth, Headroom, TenantForecast};
+use super::forecast::{GpuForecast, Growth, Headroom, TenantForecast};
 use super::identity;
 use super::lasting::Lasting;
 use super::moment::{GpuMemory, Holding};
@@ -160,7 +160,7 @@ impl Gpu {
             gpu: id.clone(),
             headroom: headroom(memory, used, free, holdings),
             risk,
-            exhaustion: self.exhaustion(free, rates),
+            exhaustion: self.total.as_ref().and_then(|total| total.exhaustion(free, rates)),
             tenants: self.tenants(free),
             victims: self.victims(free, rates),
             exhausted,
@@ -230,16 +230,6 @@ impl Gpu {
             *risk = raised(1.0 - spared, 1.0 + (RECLAIM_ODDS - 1.0) * self.reclaim.min(1.0));
         }
         risk
-    }
-
-    fn exhaustion(&self, free: f64, rates: f64) -> Option<Exhaustion> {
-        let total = self.total.as_ref()?;
-        if rates < MIB / 60.0 {
-            return None;
-        }
-        let burst = total.quantiles(HORIZONS.len() - 2, [0.1])[0].min(free);
-        let seconds = free / rates;
-        Some(Exhaustion { seconds, low: (free - burst) / (1.25 * rates), high: 2.0 * seconds })
     }
 
     fn tenants(&self, free: f64) -> Vec<TenantForecast> {

@@ -178,12 +178,7 @@ impl Level {
         let left = (room as f64).max(MIB);
         let mut risk = std::array::from_fn(|horizon| series.rises(horizon, left));
         self.lasting.advance(&mut risk, elapsed);
-        let rate = series.run.rate();
-        let exhaustion = (rate >= MIB / 60.0).then(|| {
-            let [burst] = series.quantiles(WARN, [0.1]);
-            let (free, burst) = (room as f64, burst.min(room as f64));
-            Exhaustion { seconds: free / rate, low: (free - burst) / (1.25 * rate), high: 2.0 * free / rate }
-        });
+        let exhaustion = series.exhaustion(room as f64, series.run.rate());
         MemoryForecast { limit, held: self.held(), room, risk, exhaustion }
     }
 

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::HORIZONS;
+use super::forecast::Exhaustion;
 use super::peaks::{LOADING, Peaks};
 use super::run::Run;
+use super::{HORIZONS, WARN};
 
 /// A horizon is watched in this many slots.
 const SLOTS: usize = 10;
@@ -333,6 +334,16 @@ impl Series {
             (0..POINTS).map(|point| of(at(point))).take_while(|part| *part > 0.0).sum::<f64>() * step
         };
         sum(&|bytes| self.grows(horizon, bytes)) + sum(&|bytes| self.bursts(horizon, bytes + gap))
+    }
+
+    /// When `room` is gone at this pace, or sooner by a burst of this level's. `None` while nothing grows.
+    pub(super) fn exhaustion(&self, room: f64, pace: f64) -> Option<Exhaustion> {
+        if pace < MIB / 60.0 {
+            return None;
+        }
+        let [burst] = self.quantiles(WARN, [0.1]);
+        let seconds = room / pace;
+        Some(Exhaustion { seconds, low: (room - burst.min(room)) / (1.25 * pace), high: 2.0 * seconds })
     }
 
     /// Least and most of the last two horizons.
