@@ -37,6 +37,16 @@ def truths(folder, unit):
     return rows
 
 
+def refusals(rows):
+    """What the program saw as an error: as it told of it, or as its library counted where it went on without a word."""
+    known = 0
+    for row in rows:
+        counted = row.get("ooms", known)
+        if row.get("event") == "refused" or counted > known:
+            yield row
+        known = counted
+
+
 def compare(agent, folder):
     """Lines of text; the first says what the take is."""
     folder = Path(folder)
@@ -82,12 +92,12 @@ def tenant(folder, take, player, said, zero):
         moments += 1
         wrong += off > NEAR
         gap = max(gap, off)
-    refusals = sum(row.get("event") == "refused" for row in rows)
+    refused = sum(1 for _ in refusals(truths(folder, player["unit"])))
     codes = [start.get("code") for start in player["starts"]]
     return (
         f"{player['unit']} ({player['habit']}, {player['story']}): most {most / MIB:.0f} MiB by the recording, "
         f"{max((row['reserved'] for row in rows), default=0) / MIB:.0f} MiB by itself; {wrong} of {moments} moments further than "
-        f"{NEAR // MIB} MiB off, at most {gap / MIB:.1f} MiB; {refusals} refusals, exit codes {codes}"
+        f"{NEAR // MIB} MiB off, at most {gap / MIB:.1f} MiB; {refused} refusals, exit codes {codes}"
     )
 
 
@@ -101,8 +111,7 @@ def exhaustion(folder, take, story, said, zero):
         (row["t"], player["unit"])
         for player in take["players"]
         if player["gpu"] == story["gpu"]
-        for row in truths(folder, player["unit"])
-        if row.get("event") == "refused"
+        for row in refusals(truths(folder, player["unit"]))
     ]
     begun = take["begun"]
     words = [f"{story['name']} is to end with {story['ends']}:"]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from recorded import truths
+from recorded import refusals, truths
 
 # The file's name and version; then blocks: length, checksum, so many bytes.
 HEAD, BLOCK = 16, struct.Struct("<II")
@@ -29,18 +29,33 @@ def replayed(agent, recording):
     return len(answer.stdout.splitlines())
 
 
+def began(folder, players, zero):
+    """When the growth of those who drive began, or a burst; a line a start, for each is started as often as the others."""
+    starts = {}
+    for player in players:
+        number, known = -1, False
+        for row in truths(folder, player["unit"]):
+            if row.get("event") == "started":
+                number, known = number + 1, False
+            first = row.get("event") == "burst" or row.get("event") in ("ramp", "cell") and player["drives"]
+            if first and not known:
+                known = True
+                starts[number] = min(row["t"] - zero, starts.get(number, float("inf")))
+    return [round(at, 1) for at in sorted(starts.values())]
+
+
 def story(folder, take, told, zero):
     players = [player for player in take["players"] if player["gpu"] == told["gpu"]]
-    refusals = [
-        {"at": round(row["t"] - zero, 1), "tenant": f"systemd:{player['unit']}", "asked": row["asked"]}
+    refused = [
+        {"at": round(row["t"] - zero, 1), "tenant": f"systemd:{player['unit']}", "asked": row.get("asked")}
         for player in players
-        for row in truths(folder, player["unit"])
-        if row.get("event") == "refused"
+        for row in refusals(truths(folder, player["unit"]))
     ]
     return {
         "name": told["name"], "gpu": told["gpu"], "meant": told["ends"],
         "drivers": [f"systemd:{player['unit']}" for player in players if player["drives"]],
-        "refusals": sorted(refusals, key=lambda refusal: refusal["at"]),
+        "began": began(folder, players, zero),
+        "refusals": sorted(refused, key=lambda refusal: refusal["at"]),
     }
 
 

@@ -170,7 +170,97 @@ LONG_LEVELLING = Story("ramp-and-notebook-that-fit", NOTHING, [
     cast("recommender.service", "steady", base=0.3),
 ])
 
-# Two GPUs play side by side: one that fills up beside one that, mostly, does not.
+# Later still, one GPU at a time: more tenants a card, and growth of 80 s and more.
+ADAPTERS = Story("adapters-loaded-on-demand", BUILT_UP, [
+    cast("lora.service", "notebook", drives=True, base=0.1, smallest=0.004, largest=0.02, pause=(0.7, 1.9), since=32),
+    cast("speech.service", "steady", base=0.36),
+    cast("gateway.service", "service", base=0.01, ask=0.008),
+])
+CRAWL = Story("leak-beside-evaluations", BUILT_UP, [
+    cast("crawler.service", "leak", drives=True, base=0.06, since=34, wall=116, step=0.003),
+    cast("classifier.service", "evaluate", base=0.3, micro=0.08, evaluation=0.11, period=23, lasts=7),
+    cast("tagger.service", "service", base=0.02, ask=0.012),
+])
+EVALUATED = Story("sequences-beside-evaluations", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.14, since=34, wall=120),
+    cast("classifier.service", "evaluate", base=0.24, micro=0.05, evaluation=0.07, period=21, lasts=6),
+    cast("thumbnails.service", "service", base=0.02, ask=0.01, every=1.2),
+])
+CHECKPOINTED = Story("kv-cache-overload-beside-checkpoints", BUILT_UP, [
+    cast("llm.service", "serve", drives=True, base=0.18, low=0.03, swing=0.05, period=18, since=36, wall=134),
+    cast("pretrain.service", "accumulate", base=0.22, micro=0.07, checkpoint=0.05, period=29),
+    cast("whisper.service", "steady", base=0.1),
+])
+TRAINERS = Story("two-trainers-that-lengthen", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.12, since=34, wall=122, share=0.6),
+    cast("finetune.service", "lengthen", drives=True, base=0.1, since=40, wall=124, share=0.55, stage=6.0),
+    cast("embedder.service", "steady", base=0.3),
+])
+STAIRS = Story("staircase-beside-a-notebook", BUILT_UP, [
+    cast("scraper.service", "leak", drives=True, base=0.06, since=34, wall=122, step=0.015, every=3.1),
+    cast("jupyter.service", "notebook", base=0.03, smallest=0.006, largest=0.03, pause=(1.5, 4.0), most=0.12, clears=0.15),
+    cast("search.service", "steady", base=0.33),
+])
+FULL_AT_WORK = Story("trainer-and-service-at-95-percent", NOTHING, [
+    cast("pretrain.service", "accumulate", base=0.5, micro=0.1, checkpoint=0.0, period=1000),
+    cast("search.service", "steady", base=0.26),
+    cast("gateway.service", "service", base=0.02, ask=0.015),
+])
+LATE = Story("leak-after-a-quiet-minute", BUILT_UP, [
+    cast("ingest.service", "leak", drives=True, base=0.1, since=62, wall=148, step=0.002),
+    cast("reranker.service", "steady", base=0.5),
+    cast("ranker.service", "service", base=0.02, ask=0.01, every=0.8),
+])
+CACHE_AND_LEAK = Story("kv-cache-overload-and-a-leak", BUILT_UP, [
+    cast("llm.service", "serve", drives=True, base=0.16, low=0.03, swing=0.04, period=16, since=34, wall=126, share=0.55, tidies=False),
+    cast("indexer.service", "leak", drives=True, base=0.05, since=40, wall=124, share=0.6, step=0.004),
+    cast("vision.service", "service", base=0.02, ask=0.012),
+])
+LOADED = Story("leak-after-another-has-loaded", BUILT_UP, [
+    cast("warehouse.service", "levels", base=0.1, since=30, wall=60, share=0.35),
+    cast("cachewarmer.service", "leak", drives=True, base=0.08, since=70, wall=160, step=0.0025),
+    cast("recommender.service", "steady", base=0.3),
+])
+CROWD = Story("leak-and-sequences-among-services", BUILT_UP, [
+    cast("indexer.service", "leak", drives=True, base=0.06, since=34, wall=126, share=0.55, step=0.003),
+    cast("trainer.service", "lengthen", drives=True, base=0.1, since=36, wall=126, share=0.6),
+    cast("gateway.service", "service", base=0.01, ask=0.01, every=0.7),
+    cast("ranker.service", "service", base=0.02, ask=0.02, every=1.6),
+])
+NOTEBOOKS = Story("two-notebooks", BUILT_UP, [
+    cast("jupyter.service", "notebook", drives=True, base=0.04, smallest=0.005, largest=0.02, pause=(1.2, 3.0), since=32),
+    cast("lab.service", "notebook", drives=True, base=0.03, smallest=0.004, largest=0.018, pause=(1.5, 3.5), since=38),
+    cast("speech.service", "steady", base=0.3),
+    cast("tagger.service", "service", base=0.02, ask=0.01),
+])
+STAGES = Story("sequences-in-long-stages", BUILT_UP, [
+    cast("trainer.service", "lengthen", drives=True, base=0.16, since=34, wall=140, stage=8.0),
+    cast("finetune.service", "accumulate", base=0.22, micro=0.07, checkpoint=0.0, period=1000),
+    cast("whisper.service", "steady", base=0.08),
+])
+BATCHES = Story("kv-cache-overload-in-batches", BUILT_UP, [
+    cast("chat.service", "serve", drives=True, base=0.2, low=0.03, swing=0.09, period=13, since=34, wall=130),
+    cast("moderation.service", "steady", base=0.3),
+    cast("gateway.service", "service", base=0.01, ask=0.008, every=0.6),
+])
+TRICKLE = Story("leak-in-small-blocks", BUILT_UP, [
+    cast("cachewarmer.service", "leak", drives=True, base=0.08, since=32, wall=114, step=0.0006),
+    cast("finetune.service", "accumulate", base=0.25, micro=0.08, checkpoint=0.03, period=26),
+    cast("tagger.service", "steady", base=0.1),
+])
+FINETUNES = Story("sequences-up-to-the-wall-twice", BUILT_UP, [
+    cast("finetune.service", "lengthen", drives=True, base=0.18, since=32, wall=114,
+         again={"since": 132, "wall": 228}),
+    cast("search.service", "steady", base=0.34),
+    cast("vision.service", "service", base=0.02, ask=0.01),
+])
+FITTING = Story("evaluations-and-a-cache-that-fit", NOTHING, [
+    cast("classifier.service", "evaluate", base=0.3, micro=0.07, evaluation=0.1, period=24, lasts=7),
+    cast("chat.service", "serve", base=0.2, low=0.03, swing=0.12, period=27),
+    cast("tagger.service", "service", base=0.02, ask=0.01),
+])
+
+# Two GPUs play side by side: one that fills up beside one that, mostly, does not. From 14 on a take is of one GPU.
 TAKES = [
     Take("1-sequences", 124, [LENGTHENING, ACCUMULATION]),
     Take("2-leak", 114, [LEAK, EVALUATION]),
@@ -185,6 +275,23 @@ TAKES = [
     Take("11-cells", 160, [LONG_NOTEBOOK, LONG_LEAKERS]),
     Take("12-creep", 250, [LONG_LEAK, LONG_SWINGS]),
     Take("13-twice", 250, [TWICE, LONG_LEVELLING]),
+    Take("14-adapters", 124, [ADAPTERS]),
+    Take("15-crawl", 120, [CRAWL]),
+    Take("16-evaluated", 124, [EVALUATED]),
+    Take("17-checkpointed", 138, [CHECKPOINTED]),
+    Take("18-trainers", 126, [TRAINERS]),
+    Take("19-stairs", 126, [STAIRS]),
+    Take("20-full", 100, [FULL_AT_WORK]),
+    Take("21-late", 152, [LATE]),
+    Take("22-cache-and-leak", 128, [CACHE_AND_LEAK]),
+    Take("23-loaded", 164, [LOADED]),
+    Take("24-crowd", 128, [CROWD]),
+    Take("25-notebooks", 126, [NOTEBOOKS]),
+    Take("26-stages", 146, [STAGES]),
+    Take("27-batches", 134, [BATCHES]),
+    Take("28-trickle", 118, [TRICKLE]),
+    Take("29-finetunes", 236, [FINETUNES]),
+    Take("30-fitting", 110, [FITTING]),
 ]
 
 
@@ -192,7 +299,8 @@ def takes(gpus):
     """As many stories at a time as there are GPUs: with one, each take of two becomes two."""
     if gpus > 1:
         return TAKES
-    return [Take(f"{take.name}-{story.name}", take.seconds, [story]) for take in TAKES for story in take.stories]
+    apart = [[take] if len(take.stories) == 1 else [Take(f"{take.name}-{story.name}", take.seconds, [story]) for story in take.stories] for take in TAKES]
+    return [take for takes in apart for take in takes]
 
 
 def parts(gpus, budget, between):

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use cotenant_model::risk::score::{Rule, Score, Scorer};
+use cotenant_model::risk::score::{Rule, Score, Scorer, Truth};
 use cotenant_model::risk::warning::Bar;
 use tracing::warn;
 
@@ -48,11 +48,11 @@ pub(crate) fn backtest(options: &Options) -> Result<()> {
             warn!(%error, "scored up to the break");
             broken = Some(error);
         }
-        for (rule, score) in scorer.finish(&[]) {
+        for (rule, score) in scorer.finish(&Truth::default()) {
             sums.entry(rule).or_default().add(&score);
         }
         for (bar, sum) in &mut sweep {
-            if let Some(score) = scorer.at_bar(bar, &[]) {
+            if let Some(score) = scorer.at_bar(bar, &Truth::default()) {
                 sum.add(&score);
             }
         }
@@ -91,7 +91,7 @@ fn print(rules: &[Rule], sums: &BTreeMap<Rule, Score>) {
     println!("{days:.3} GPU-days. Warned: 30 s to 15 min before. Brier: of the next {} s.", Score::HORIZON);
     println!(
         "{:<12} {:>14} {:>14} {:>11} {:>13} {:>8} {:>12}",
-        "rule", "built up", "no notice", "median lead", "false per day", "Brier", "first victim"
+        "rule", "built up", "no notice", "median lead", "false per day", "Brier", "victim named"
     );
     for rule in rules {
         let Some(score) = sums.get(rule) else { continue };

@@ -12,10 +12,12 @@ mod lasting;
 mod moment;
 mod peaks;
 mod record;
+mod refusals;
 mod run;
 pub mod score;
 mod series;
 mod spread;
+mod victims;
 pub mod warning;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,13 +30,14 @@ pub use host::{
     TenantMemoryForecast,
 };
 pub use moment::{GpuMemory, GpuMoment, Holding, Moment, TenantMoment};
+pub use refusals::Refusals;
 
 use crate::{GpuId, Tenant};
 use gpu::Gpu;
 
 /// The version of what a [`Forecaster`] remembers: goes up with every change of it, so that no recording is gone on
 /// with by another's memory.
-pub const KNOWLEDGE: u32 = 4;
+pub const KNOWLEDGE: u32 = 5;
 /// What is looked ahead, in seconds. The middle one is the one to warn by.
 pub const HORIZONS: [f64; 3] = [10.0, 60.0, 300.0];
 /// The spelling of [`HORIZONS`] as a label.

@@ -69,6 +69,13 @@ class Tenant:
             self.refused(refused)
             raise
 
+    def work(self):
+        try:
+            self.memory.work()
+        except Refused as refused:
+            self.refused(refused)
+            raise
+
     def refused(self, refused):
         self.say("refused", asked=refused.asked, answer=refused.answer)
 
@@ -104,7 +111,7 @@ def steady(tenant, base, start=10, burst=None):
     tenant.until(start)
     tenant.base(base)
     while tenant.goes_on():
-        tenant.memory.work()
+        tenant.work()
         tenant.rest(0.2)
         if burst and tenant.now() >= burst[0]:
             tenant.say("burst")
@@ -125,7 +132,7 @@ def leak(tenant, base, since, wall, share=1.0, step=0.002, every=0.0, beyond=1.0
             tenant.held.append(tenant.take(tenant.size(step)))
             grown += tenant.size(step)
             tenant.say()
-        tenant.memory.work()
+        tenant.work()
         tenant.rest(every or 0.15)
 
 
@@ -227,7 +234,7 @@ def serve(tenant, base, low, swing, period, since=None, wall=None, share=1.0, bl
             if tidies:
                 tenant.memory.tidy()
         tenant.say()
-        tenant.memory.work()
+        tenant.work()
         tenant.rest(0.3)
 
 
@@ -248,7 +255,7 @@ def notebook(tenant, base, smallest, largest, pause, most=None, clears=0.0, sinc
             parts.append(part)
             tenant.say("cell", part=round(part, 4))
         for _ in range(tenant.chance.randint(1, 4)):
-            tenant.memory.work()
+            tenant.work()
         tenant.rest(tenant.chance.uniform(*pause))
 
 
@@ -261,7 +268,7 @@ def service(tenant, base, ask, every=1.0, start=6):
         try:
             blocks.append(tenant.take(tenant.size(ask)))
             tenant.say()
-            tenant.memory.work()
+            tenant.work()
             tenant.rest(0.1)
         except Refused:
             pass

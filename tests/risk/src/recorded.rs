@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cotenant_model::Tenant;
 use cotenant_model::risk::Moment;
+use cotenant_model::risk::score::Truth;
 use cotenant_recording::{Block, Blocks};
 use serde::Deserialize;
 
@@ -35,6 +36,8 @@ pub struct Story {
     pub meant: String,
     /// Names of who was to fill the GPU.
     pub drivers: Vec<String>,
+    /// When their growth began, on the recording's clock; again where they were started again.
+    pub began: Vec<f64>,
     pub refusals: Vec<Refusal>,
 }
 
@@ -47,18 +50,18 @@ pub struct Refusal {
 }
 
 #[derive(Deserialize)]
-struct Truth {
+struct Account {
     take: String,
     stories: Vec<Story>,
 }
 
 impl Recording {
-    /// The tenants who were to fill this story's GPU; none where a burst comes without notice.
-    pub fn drivers(&self, story: &Story) -> Vec<Tenant> {
+    /// Who was to fill this story's GPU and since when; nobody where a burst comes without notice.
+    pub fn truth(&self, story: &Story) -> Truth {
         let tenants = self.moments.iter().flat_map(|moment| &moment.tenants).map(|of| &of.tenant);
         let driving: BTreeSet<&Tenant> =
             tenants.filter(|tenant| story.drivers.contains(&tenant.name)).collect();
-        driving.into_iter().cloned().collect()
+        Truth { drivers: driving.into_iter().cloned().collect(), began: story.began.clone() }
     }
 }
 
@@ -92,7 +95,7 @@ fn read(path: &Path) -> Recording {
             Block::Start(_) | Block::OtherStart { .. } => panic!("{}: it begins anew", path.display()),
         }
     }
-    let truth = fs::read(path.with_extension("json")).expect("the truth beside it");
-    let Truth { take, stories } = serde_json::from_slice(&truth).expect("the truth as JSON");
+    let account = fs::read(path.with_extension("json")).expect("the truth beside it");
+    let Account { take, stories } = serde_json::from_slice(&account).expect("the truth as JSON");
     Recording { name: take, stories, moments }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cotenant_model::risk::score::{EventScore, Rule, Score, Scorer};
+use cotenant_model::risk::score::{EventScore, Rule, Score, Scorer, Truth};
 use cotenant_model::risk::warning::Bar;
 use cotenant_risk_runs::{SCENARIOS, Scenario, Scores, TUNED_ON, UNSEEN};
 
@@ -40,12 +40,12 @@ type Outcome = (Vec<(Rule, Score)>, Vec<(Bar, Score)>);
 
 fn one(scenario: Scenario, seed: u64) -> Outcome {
     let run = scenario.run(seed);
-    let drivers = run.drivers.clone();
+    let truth = Truth { drivers: run.drivers.clone(), began: Vec::new() };
     let mut scorer = Scorer::new(&Rule::ALL);
     for moment in run.moments() {
         scorer.advance(&moment);
     }
-    let outcome = scorer.finish(&drivers);
+    let outcome = scorer.finish(&truth);
     if std::env::var_os("COTENANT_RISK_VERBOSE").is_some() {
         let (_, risk) = &outcome[0];
         let events: Vec<String> = risk.events.iter().map(told).collect();
@@ -56,7 +56,7 @@ fn one(scenario: Scenario, seed: u64) -> Outcome {
             events.join(", ")
         );
     }
-    let at = |bar: Bar| scorer.at_bar(&bar, &drivers).map(|score| (bar, score));
+    let at = |bar: Bar| scorer.at_bar(&bar, &truth).map(|score| (bar, score));
     (outcome, Bar::sweep().filter_map(at).collect())
 }
 

@@ -354,8 +354,8 @@ catalogue! {
          grows that no ledger has. Read it only with a risk: it says who, not whether.";
     ReclaimRiskVictim: Gauge Development Unit::STATE, "cotenant.gpu.reclaim.risk.victim",
         "cotenant_gpu_reclaim_risk_victim", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID], "G x 3",
-        "1 for the three tenants whose allocations would be refused first if the GPU filled up, by the sizes and the pace \
-         of what they ask for. Read it only with a risk.";
+        "1 for the tenant whose allocation would be refused first if the GPU filled up, by the sizes and the pace of what \
+         tenants ask for, and for those that follow it closely: three at most. Read it only with a risk.";
     ReclaimRiskWarnings: Counter Development Unit::count("{warning}"), "cotenant.gpu.reclaim.risk.warnings",
         "cotenant_gpu_reclaim_risk_warnings_total", [HW_ID, SEVERITY, WARNING_OUTCOME], "G x 4",
         "Warnings of the agent itself that are decided, by severity and what came of them. `warning` is raised at a risk of \

@@ -106,9 +106,9 @@ pub(super) fn warned(warned: &Warned) -> String {
     );
     let victims: Vec<String> = warned.victims.iter().map(who).collect();
     let victims = if victims.is_empty() {
-        "nobody as who would be refused".to_owned()
+        "nobody as who would be refused first".to_owned()
     } else {
-        format!("{} as who would be refused{}", victims.join(", "), right(warned.victim_right))
+        format!("{} as who would be refused first{}", victims.join(" or "), right(warned.victim_right))
     };
     format!("It was warned of {when}. {driver}, and {victims}.")
 }

@@ -165,7 +165,7 @@ fn a_refusal_that_was_warned_of() {
     incidents.observe(&observation);
     let words = text(&incidents);
     let said = "It was warned of 45.0 s before, at 08:45:56 UTC, with a risk of 62 % within a minute. It named docker:burst as \
-                the driver, rightly, and docker:old, docker:infer as who would be refused, rightly.";
+                the driver, rightly, and docker:old or docker:infer as who would be refused first, rightly.";
     assert!(words.contains(said), "{words}");
 }
 

@@ -32,7 +32,7 @@ pub struct GpuForecast {
     pub exhaustion: Option<Exhaustion>,
     /// Who holds memory here, in the order of names.
     pub tenants: Vec<TenantForecast>,
-    /// Who would be refused, the first one first. At most [`super::VICTIMS`].
+    /// Who would be refused first, the likeliest first, or one that follows it closely. At most [`super::VICTIMS`].
     pub victims: Vec<Tenant>,
     /// Allocations have failed here since the last moment.
     pub exhausted: bool,

@@ -10,8 +10,10 @@ use super::identity;
 use super::lasting::Lasting;
 use super::moment::{GpuMemory, Holding};
 use super::record::Record;
+use super::refusals::Refusals;
 use super::series::Series;
 use super::spread::Spread;
+use super::victims::{self, Room, Stand};
 use super::warning::{WarningCounts, Warnings};
 use super::{FOLLOWED, HORIZONS, VICTIMS, WATCH};
 use crate::{GpuId, Tenant};
@@ -34,10 +36,13 @@ const RECLAIM_ODDS: f64 = 4.0;
 struct Resident {
     series: Series,
     last: Holding,
-    /// Asks per second, of late and over some minutes, and bytes of the largest of late.
+    refusals: Refusals,
+    /// Seconds with an ask per second, of late and over some minutes, and bytes of the largest ask of late.
     asks: f64,
     seldom: f64,
     need: f64,
+    /// The mean of its level of late.
+    usual: f64,
     /// Failed asks per second, and the room when the last one failed.
     failing: f64,
     refused_at: f64,
@@ -45,12 +50,16 @@ struct Resident {
 
 impl Resident {
     fn new(at: f64, holding: &Holding) -> Self {
+        let mut refusals = Refusals::default();
+        refusals.advance(holding);
         Self {
+            refusals,
             series: Series::new(at, holding.live as f64),
             last: holding.clone(),
             asks: 0.0,
             seldom: 0.0,
             need: 0.0,
+            usual: holding.live as f64,
             failing: 0.0,
             refused_at: 0.0,
         }
@@ -59,11 +68,12 @@ impl Resident {
     /// Takes the holding in; gives the asks that failed since the last one. `room` is what was free before.
     fn advance(&mut self, at: f64, elapsed: f64, holding: &Holding, room: f64) -> u64 {
         let since = |now: u64, before: u64| now.saturating_sub(before);
-        let failures = holding.refused_since(&self.last);
+        let failures = self.refusals.advance(holding);
         let asks = since(holding.allocations, self.last.allocations);
         let size = since(holding.allocated, self.last.allocated) as f64 / asks.max(1) as f64;
-        fade(&mut self.asks, elapsed, ASKS_SECONDS, (asks + failures) as f64);
-        fade(&mut self.seldom, elapsed, SELDOM_SECONDS, (asks + failures) as f64);
+        let asked = f64::from(u8::from(asks + failures > 0));
+        fade(&mut self.asks, elapsed, ASKS_SECONDS, asked);
+        fade(&mut self.seldom, elapsed, SELDOM_SECONDS, asked);
         fade(&mut self.failing, elapsed, FAILURES_SECONDS, failures as f64);
         if failures > 0 {
             self.refused_at = room;
@@ -73,6 +83,7 @@ impl Resident {
             self.failing = 0.0;
         }
         self.need = (self.need * (-elapsed / NEED_SECONDS).exp()).max(size);
+        self.usual += (1.0 - (-elapsed / ASKS_SECONDS).exp()) * (holding.live as f64 - self.usual);
         // Between two ticks the level was as high as a new peak says, or as either end.
         let high =
             if holding.peak > self.last.peak { holding.peak } else { holding.live.max(self.last.live) };
@@ -259,25 +270,15 @@ impl Gpu {
             .collect()
     }
 
-    /// Whose ask is refused first: when the room falls below what it asks for, and how soon after that it asks.
-    fn victims(&self, free: f64, rates: f64) -> Vec<Tenant> {
-        let longest = HORIZONS.len() - 1;
-        let pace = rates.max(free / HORIZONS[longest]).max(1.0);
-        let mut order: Vec<(f64, &Tenant)> = self
-            .residents
-            .iter()
-            .filter(|(_, resident)| resident.asks.max(resident.seldom) > 1.0 / HORIZONS[longest])
-            .map(|(tenant, resident)| {
-                // One that grows comes back to nothing: how large it was before it was started again says nothing of its asks.
-                let grows = resident.series.run.rate() > 0.0;
-                let gap = if grows { 0.0 } else { resident.series.range(longest).1 - resident.series.level };
-                let short = (free - resident.need.max(gap)).max(0.0) / pace;
-                // On average it asks half of its interval later.
-                (short + 0.5 / resident.asks.max(resident.seldom), tenant)
-            })
-            .collect();
-        order.sort_by(|one, two| one.0.total_cmp(&two.0).then(one.1.cmp(two.1)));
-        order.into_iter().take(VICTIMS).map(|(_, tenant)| tenant.clone()).collect()
+    fn victims(&self, free: f64, pace: f64) -> Vec<Tenant> {
+        let room = Room { free, pace };
+        // On average one asks half of its interval later.
+        let stand =
+            |of: &Resident| Stand::of(&of.series, of.usual, of.need, 0.5 / of.asks.max(of.seldom), room);
+        let stands: Vec<Stand> = self.residents.values().map(stand).collect();
+        let tenants: Vec<&Tenant> = self.residents.keys().collect();
+        let named = victims::named(&victims::times(room, &stands), VICTIMS);
+        named.into_iter().map(|place| tenants[place].clone()).collect()
     }
 }
 

@@ -13,9 +13,6 @@ use crate::sample::GpuRef;
 use crate::view::TenantView;
 use crate::{CudaError, GpuId, MemoryKind, Tenant, WaitClass};
 
-/// A cache that is given back is larger than this.
-const GIVEN_BACK: u64 = 128 << 20;
-
 /// One tick.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moment {
@@ -90,18 +87,6 @@ impl Holding {
             managed: 0,
             pool: None,
         }
-    }
-
-    /// Asks that were refused since `before` and stayed so.
-    ///
-    /// A framework with a cache of its own meets a refusal itself: it gives the cache back and asks again. Seen from
-    /// here that is one refusal, memory given back and asks granted between two moments; it costs a stall and no error.
-    /// Where the second ask is refused as well, there are two.
-    pub fn refused_since(&self, before: &Self) -> u64 {
-        let refused = self.failures.saturating_sub(before.failures);
-        let granted = self.allocations > before.allocations;
-        let gave = self.freed.saturating_sub(before.freed) >= GIVEN_BACK;
-        if refused == 1 && granted && gave && self.live > 0 { 0 } else { refused }
     }
 }
 

@@ -10,7 +10,7 @@ pub use rule::{Rule, RuleError};
 pub use tally::{Bin, EventScore, Score};
 
 use super::warning::{Bar, Change, Watch};
-use super::{Forecast, Forecaster, HORIZONS, Holding, Moment, WARN};
+use super::{Forecast, Forecaster, HORIZONS, Moment, Refusals, WARN};
 use crate::{GpuId, Tenant};
 use rule::Line;
 
@@ -19,6 +19,8 @@ const EVENT_GAP: f64 = 120.0;
 /// A warning counts for an event when it came this long before: not earlier, nobody acts on older ones.
 pub const LEAD_LEAST: f64 = 30.0;
 pub const LEAD_MOST: f64 = 900.0;
+/// What grows for so many seconds before the end has built up.
+const BUILDING: f64 = 60.0;
 /// Forecasts are scored this often; the moments in between are much the same.
 const SCORED_EVERY: f64 = 10.0;
 /// What is remembered of one GPU at one moment.
@@ -31,7 +33,7 @@ struct Sighting {
     /// By rule.
     said: Vec<f64>,
     driver: Option<Tenant>,
-    victim: Option<Tenant>,
+    victims: Vec<Tenant>,
     /// Who failed just now.
     failed: Vec<Tenant>,
 }
@@ -42,13 +44,29 @@ struct Room {
     free: f64,
 }
 
+/// What the programs of a run tell of it; nothing where nobody does.
+#[derive(Clone, Debug, Default)]
+pub struct Truth {
+    /// Who filled the memory: any of them is right.
+    pub drivers: Vec<Tenant>,
+    /// When growth began that was to fill it, or a burst: seconds on the run's clock, in their order.
+    pub began: Vec<f64>,
+}
+
+impl Truth {
+    fn built_up(&self, rooms: &[Room], at: f64) -> bool {
+        let began = self.began.iter().rfind(|began| **began < at);
+        began.map_or_else(|| built_up(rooms, at), |began| at - began >= BUILDING)
+    }
+}
+
 /// One run under every rule.
 #[derive(Debug)]
 pub struct Scorer {
     forecaster: Forecaster,
     rules: Vec<Rule>,
     lines: BTreeMap<GpuId, Vec<Line>>,
-    holdings: BTreeMap<(GpuId, Tenant), Holding>,
+    refusals: BTreeMap<(GpuId, Tenant), Refusals>,
     /// Free memory over time, from the first moment on: what builds up may begin before anything is forecast.
     rooms: BTreeMap<GpuId, Vec<Room>>,
     seen: BTreeMap<GpuId, Vec<Sighting>>,
@@ -60,7 +78,7 @@ impl Scorer {
             forecaster: Forecaster::default(),
             rules: rules.to_vec(),
             lines: BTreeMap::new(),
-            holdings: BTreeMap::new(),
+            refusals: BTreeMap::new(),
             rooms: BTreeMap::new(),
             seen: BTreeMap::new(),
         }
@@ -103,8 +121,7 @@ impl Scorer {
             for tenant in &moment.tenants {
                 let Some(holding) = tenant.holdings.iter().find(|of| of.gpu == gpu.gpu) else { continue };
                 let key = (gpu.gpu.clone(), tenant.tenant.clone());
-                let before = self.holdings.insert(key, holding.clone());
-                if before.is_some_and(|before| holding.refused_since(&before) > 0) {
+                if self.refusals.entry(key).or_default().advance(holding) > 0 {
                     failed.push(tenant.tenant.clone());
                 }
             }
@@ -114,30 +131,29 @@ impl Scorer {
                 longest: gpu.risk[HORIZONS.len() - 1],
                 said,
                 driver: gpu.driver().cloned(),
-                victim: gpu.victims.first().cloned(),
+                victims: gpu.victims.clone(),
                 failed,
             });
         }
         forecast
     }
 
-    /// The scores by rule. `drivers` are who filled the memory, where that is known; any of them is right.
-    pub fn finish(&self, drivers: &[Tenant]) -> Vec<(Rule, Score)> {
-        let score = |(index, rule): (usize, &Rule)| (*rule, self.score(index, *rule, drivers, &Bar::WARNING));
+    pub fn finish(&self, truth: &Truth) -> Vec<(Rule, Score)> {
+        let score = |(index, rule): (usize, &Rule)| (*rule, self.score(index, *rule, truth, &Bar::WARNING));
         self.rules.iter().enumerate().map(score).collect()
     }
 
     /// The score of the forecast if it warned at another bar; `None` when it is not among the rules.
-    pub fn at_bar(&self, bar: &Bar, drivers: &[Tenant]) -> Option<Score> {
+    pub fn at_bar(&self, bar: &Bar, truth: &Truth) -> Option<Score> {
         let index = self.rules.iter().position(|rule| *rule == Rule::Risk)?;
-        Some(self.score(index, Rule::Risk, drivers, bar))
+        Some(self.score(index, Rule::Risk, truth, bar))
     }
 
-    fn score(&self, index: usize, rule: Rule, drivers: &[Tenant], bar: &Bar) -> Score {
+    fn score(&self, index: usize, rule: Rule, truth: &Truth, bar: &Bar) -> Score {
         let mut score = Score::default();
         for (gpu, seen) in &self.seen {
             let rooms = self.rooms.get(gpu).map_or(&[][..], Vec::as_slice);
-            score.add(&of_gpu(seen, rooms, index, rule, drivers, bar));
+            score.add(&of_gpu(seen, rooms, index, rule, truth, bar));
         }
         score
     }
@@ -207,14 +223,7 @@ fn built_up(rooms: &[Room], event: f64) -> bool {
     })
 }
 
-fn of_gpu(
-    seen: &[Sighting],
-    rooms: &[Room],
-    index: usize,
-    rule: Rule,
-    drivers: &[Tenant],
-    bar: &Bar,
-) -> Score {
+fn of_gpu(seen: &[Sighting], rooms: &[Room], index: usize, rule: Rule, truth: &Truth, bar: &Bar) -> Score {
     let mut score = Score::default();
     let [first, .., last] = seen else { return score };
     score.gpu_seconds = last.at - first.at;
@@ -229,16 +238,19 @@ fn of_gpu(
         let any = warnings.iter().rfind(|(begun, end)| begun < event && *end >= *event);
         // Who was named when it was warned; without a warning, half a minute before.
         let spoke = warning.unwrap_or_else(|| seen.partition_point(|of| of.at < at - LEAD_LEAST).min(*event));
-        let right = |named: &Option<Tenant>, truth: &[Tenant]| {
-            (!truth.is_empty()).then(|| named.as_ref().is_some_and(|named| truth.contains(named)))
+        let right = |named: &[Tenant], truth: &[Tenant]| {
+            (!truth.is_empty()).then(|| named.iter().any(|named| truth.contains(named)))
         };
+        let (named, failed) = (&seen[spoke].victims, &seen[*event].failed);
         score.events.push(EventScore {
             at,
-            built_up: built_up(rooms, at),
+            built_up: truth.built_up(rooms, at),
             lead: warning.map(|begun| at - seen[begun].at),
             late: any.map(|(begun, _)| at - seen[*begun].at),
-            driver_right: right(&seen[spoke].driver, drivers),
-            victim_right: right(&seen[spoke].victim, &seen[*event].failed),
+            driver_right: right(seen[spoke].driver.as_slice(), &truth.drivers),
+            victim_right: right(named, failed),
+            victim_first: right(&named[..named.len().min(1)], failed),
+            victims: named.len(),
         });
     }
     score.warnings = warnings.len() as u64;

@@ -15,7 +15,10 @@ pub struct EventScore {
     pub late: Option<f64>,
     /// `None` where nobody knows.
     pub driver_right: Option<bool>,
+    /// Whether who was refused first was among those named, whether it was the first of them, and how many they were.
     pub victim_right: Option<bool>,
+    pub victim_first: Option<bool>,
+    pub victims: usize,
 }
 
 /// A bin of forecasts.
@@ -97,6 +100,12 @@ impl Score {
         let mut leads: Vec<f64> = self.events.iter().filter_map(|event| event.lead).collect();
         leads.sort_by(f64::total_cmp);
         leads
+    }
+
+    /// Likely victims that were named, an event on average; `None` without any.
+    pub fn victims(&self) -> Option<f64> {
+        let named: usize = self.events.iter().map(|event| event.victims).sum();
+        (!self.events.is_empty()).then(|| named as f64 / self.events.len() as f64)
     }
 
     /// How many of the names that can be judged were right.
