@@ -67,7 +67,7 @@ def gpu():
         ),
         table(
             "Who would be refused first",
-            "The three whose allocations would find no room first, if it came to that.",
+            "Whose allocation would find no room first, if it came to that, and who follows closely: three at most.",
             "short",
             query(f"max by (tenant) (cotenant_gpu_reclaim_risk_victim{{{ON_GPU}}}) == 1"),
             width=8,

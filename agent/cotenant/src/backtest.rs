@@ -29,7 +29,7 @@ pub(crate) fn backtest(options: &Options) -> Result<()> {
     if options.sweep && !rules.contains(&Rule::Risk) {
         rules.insert(0, Rule::Risk);
     }
-    let mut sums: BTreeMap<Rule, Score> = BTreeMap::new();
+    let (mut sums, mut limits) = (BTreeMap::<Rule, Score>::new(), BTreeMap::<Rule, Score>::new());
     let mut sweep: Vec<(Bar, Score)> =
         if options.sweep { Bar::sweep().map(|bar| (bar, Score::default())).collect() } else { Vec::new() };
     let mut broken = None;
@@ -51,13 +51,20 @@ pub(crate) fn backtest(options: &Options) -> Result<()> {
         for (rule, score) in scorer.finish(&Truth::default()) {
             sums.entry(rule).or_default().add(&score);
         }
+        for (rule, score) in scorer.finish_limits(&Truth::default()) {
+            limits.entry(rule).or_default().add(&score);
+        }
         for (bar, sum) in &mut sweep {
             if let Some(score) = scorer.at_bar(bar, &Truth::default()) {
                 sum.add(&score);
             }
         }
     }
-    print(&rules, &sums);
+    print("GPU-days", &rules, &sums);
+    if !limits.is_empty() {
+        println!();
+        print("days of memory limits", &rules, &limits);
+    }
     if !sweep.is_empty() {
         print_sweep(&sweep);
     }
@@ -86,9 +93,9 @@ fn print_sweep(sweep: &[(Bar, Score)]) {
     }
 }
 
-fn print(rules: &[Rule], sums: &BTreeMap<Rule, Score>) {
-    let days = sums.values().next().map_or(0.0, |score| score.gpu_seconds / 86_400.0);
-    println!("{days:.3} GPU-days. Warned: 30 s to 15 min before. Brier: of the next {} s.", Score::HORIZON);
+fn print(of: &str, rules: &[Rule], sums: &BTreeMap<Rule, Score>) {
+    let days = sums.values().next().map_or(0.0, |score| score.seconds / 86_400.0);
+    println!("{days:.3} {of}. Warned: 30 s to 15 min before. Brier: of the next {} s.", Score::HORIZON);
     println!(
         "{:<12} {:>14} {:>14} {:>11} {:>13} {:>8} {:>12}",
         "rule", "built up", "no notice", "median lead", "false per day", "Brier", "victim named"

@@ -12,7 +12,7 @@ use cotenant_model::risk::score::Truth;
 use cotenant_recording::{Block, Blocks};
 use serde::Deserialize;
 
-/// Which recordings: those that the forecast was tuned on, or those it never saw.
+/// Which recordings: those that the forecast was tuned on, or the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Set {
     Tuned,

@@ -63,8 +63,8 @@ impl Scores {
     pub fn table(&self) -> String {
         let mut text = String::from(
             "| rule | built up, warned | no notice, warned | median lead, s | false a steady GPU-day | false a GPU-day, all \
-             runs | Brier, 60 s | driver right | first victim among those named | named an event | first victim named first |\n\
-             |---|---|---|---|---|---|---|---|---|---|---|\n",
+             runs | Brier, 60 s | driver right | first victim among those named | named an event | by lot | first victim named first |\n\
+             |---|---|---|---|---|---|---|---|---|---|---|---|\n",
         );
         for (rule, all) in &self.all {
             let of = |(count, good): (usize, usize)| format!("{good} of {count}");
@@ -75,7 +75,7 @@ impl Scores {
             // Names are our forecast's, whatever rule raised the warning.
             let _ = writeln!(
                 text,
-                "| {rule} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {rule} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 of(all.warned(true)),
                 of(all.warned(false)),
                 number(leads.get(leads.len() / 2).copied(), 0),
@@ -85,6 +85,7 @@ impl Scores {
                 of(all.named(|event| event.driver_right)),
                 of(all.named(|event| event.victim_right)),
                 number(all.victims(), 2),
+                number(all.by_lot(), 2),
                 of(all.named(|event| event.victim_first)),
             );
         }

@@ -11,7 +11,7 @@ use crate::tenant::{Behaviour, Extra, GIB, MIB};
 use crate::world::{LIMIT, World};
 
 /// In minutes, what is steady lasts: it is false warnings a day that count, and a start is no steady running.
-const DAY: u64 = 24 * 60;
+pub(crate) const DAY: u64 = 24 * 60;
 
 /// The seeds that the forecast was tuned on.
 pub const TUNED_ON: Range<u64> = 0..32;
@@ -252,7 +252,7 @@ impl Scenario {
 }
 
 /// A trainer whose highest level, with everything at once, is `ceiling`.
-fn trainer(chance: &mut Chance, ceiling: f64) -> Behaviour {
+pub(crate) fn trainer(chance: &mut Chance, ceiling: f64) -> Behaviour {
     let step = if chance.happens(0.4) { 0.0 } else { chance.between(0.02, 0.2) * ceiling };
     let evaluate = Extra {
         bytes: chance.between(0.0, 0.1) * ceiling,

@@ -183,6 +183,15 @@ impl Actor {
         dies || matches!(self.behaviour, Behaviour::Batch { .. } | Behaviour::Notebook { .. })
     }
 
+    /// The kernel killed it; it is started again.
+    pub fn killed(&mut self, now: f64) {
+        self.begun = now + 20.0;
+        self.grown = 0.0;
+        if let Behaviour::Batch { idle, .. } = self.behaviour {
+            self.stage = Stage::Idle { until: now + 30.0 + self.chance.wait(idle) };
+        }
+    }
+
     /// Down after a crash.
     pub fn down(&self, now: f64) -> bool {
         now < self.begun

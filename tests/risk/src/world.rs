@@ -153,6 +153,6 @@ impl Resident {
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, not below zero")]
-fn bytes(value: f64) -> u64 {
+pub(crate) fn bytes(value: f64) -> u64 {
     value.max(0.0) as u64
 }

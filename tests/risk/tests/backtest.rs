@@ -9,30 +9,50 @@ use std::sync::{Mutex, PoisonError};
 
 use cotenant_model::risk::score::{EventScore, Rule, Score, Scorer, Truth};
 use cotenant_model::risk::warning::Bar;
-use cotenant_risk_runs::{SCENARIOS, Scenario, Scores, TUNED_ON, UNSEEN};
+use cotenant_risk_runs::{BOUNDED, SCENARIOS, Scenario, Scores, TUNED_ON, UNSEEN};
 
-fn backtest(seeds: std::ops::Range<u64>) -> Scores {
-    let jobs: Vec<(Scenario, u64)> =
-        seeds.flat_map(|seed| SCENARIOS.into_iter().map(move |scenario| (scenario, seed))).collect();
+/// Every case of every seed, on both processors; `one` says also whether the case is a steady one.
+fn scored<C: Copy + Sync>(
+    cases: &[C],
+    seeds: std::ops::Range<u64>,
+    one: impl Fn(C, u64) -> (bool, Outcome) + Sync,
+) -> Scores {
+    let jobs: Vec<(C, u64)> = seeds.flat_map(|seed| cases.iter().map(move |case| (*case, seed))).collect();
     let next = AtomicUsize::new(0);
     let scores: Mutex<Scores> = Mutex::default();
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                while let Some((scenario, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let (outcome, bars) = one(*scenario, *seed);
+                while let Some((case, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (steady, (outcome, bars)) = one(*case, *seed);
                     let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
                     for (rule, score) in outcome {
-                        scores.add(scenario.is_steady(), rule, &score);
+                        scores.add(steady, rule, &score);
                     }
                     for (bar, score) in bars {
-                        scores.add_at(scenario.is_steady(), bar, &score);
+                        scores.add_at(steady, bar, &score);
                     }
                 }
             });
         }
     });
     scores.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn backtest(seeds: std::ops::Range<u64>) -> Scores {
+    scored(&SCENARIOS, seeds, |scenario, seed| (scenario.is_steady(), one(scenario, seed)))
+}
+
+fn limits(seeds: std::ops::Range<u64>) -> Scores {
+    scored(&BOUNDED, seeds, |bounded, seed| {
+        let mut scorer = Scorer::new(&Rule::ALL);
+        for moment in bounded.moments(seed) {
+            scorer.advance(&moment);
+        }
+        let outcome = scorer.finish_limits(&Truth::default());
+        tell(&format!("{bounded:?} {seed}"), &outcome);
+        (bounded.is_steady(), (outcome, Vec::new()))
+    })
 }
 
 /// By rule, and of the forecast at other bars.
@@ -46,18 +66,20 @@ fn one(scenario: Scenario, seed: u64) -> Outcome {
         scorer.advance(&moment);
     }
     let outcome = scorer.finish(&truth);
-    if std::env::var_os("COTENANT_RISK_VERBOSE").is_some() {
-        let (_, risk) = &outcome[0];
-        let events: Vec<String> = risk.events.iter().map(told).collect();
-        let (warnings, wrong) = (risk.warnings, risk.false_warnings);
-        let brier = risk.brier().unwrap_or(0.0);
-        println!(
-            "{scenario:?} {seed}: warnings {warnings}, false {wrong}, Brier {brier:.4} {}",
-            events.join(", ")
-        );
-    }
+    tell(&format!("{scenario:?} {seed}"), &outcome);
     let at = |bar: Bar| scorer.at_bar(&bar, &truth).map(|score| (bar, score));
     (outcome, Bar::sweep().filter_map(at).collect())
+}
+
+fn tell(run: &str, outcome: &[(Rule, Score)]) {
+    if std::env::var_os("COTENANT_RISK_VERBOSE").is_none() {
+        return;
+    }
+    let (_, risk) = &outcome[0];
+    let events: Vec<String> = risk.events.iter().map(told).collect();
+    let (warnings, wrong) = (risk.warnings, risk.false_warnings);
+    let brier = risk.brier().unwrap_or(0.0);
+    println!("{run}: warnings {warnings}, false {wrong}, Brier {brier:.4} {}", events.join(", "));
 }
 
 fn told(event: &EventScore) -> String {
@@ -107,6 +129,24 @@ fn unseen_runs_are_warned_of_and_steady_ones_are_left_alone() {
         );
         std::fs::write(results.join("unseen.md"), text).unwrap();
         scores.write_calibration(&results.join("calibration.tsv"), "generated").unwrap();
+    }
+    let risk = &scores.all[&Rule::Risk];
+    for (rule, score) in scores.all.iter().filter(|(rule, _)| **rule != Rule::Risk) {
+        assert!(risk.brier() < score.brier(), "{rule} forecasts better");
+    }
+}
+
+#[test]
+fn kills_at_a_memory_limit_are_warned_of() {
+    let scores = limits(UNSEEN);
+    show(&scores);
+    if std::env::var_os("COTENANT_BLESS").is_some() {
+        let text = format!(
+            "# Runs into the limit of a memory cgroup, drawn; nothing was tuned on them\n\n`COTENANT_BLESS=1 cargo test -p \
+             cotenant-risk-runs --test backtest` writes this.\n\n{}",
+            scores.table()
+        );
+        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("results/limits.md"), text).unwrap();
     }
     let risk = &scores.all[&Rule::Risk];
     for (rule, score) in scores.all.iter().filter(|(rule, _)| **rule != Rule::Risk) {

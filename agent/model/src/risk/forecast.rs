@@ -34,7 +34,7 @@ pub struct GpuForecast {
     pub tenants: Vec<TenantForecast>,
     /// Who would be refused first, the likeliest first, or one that follows it closely. At most [`super::VICTIMS`].
     pub victims: Vec<Tenant>,
-    /// Allocations have failed here since the last moment.
+    /// Allocations were refused here and, as of this moment, stayed so: of a single one that is known a tick later.
     pub exhausted: bool,
     pub calibration: Calibration,
     /// The warning that stands.

@@ -13,7 +13,7 @@ use super::record::Record;
 use super::refusals::Refusals;
 use super::series::Series;
 use super::spread::Spread;
-use super::victims::{self, Room, Stand};
+use super::victims::{self, Stand};
 use super::warning::{WarningCounts, Warnings};
 use super::{FOLLOWED, HORIZONS, VICTIMS, WATCH};
 use crate::{GpuId, Tenant};
@@ -46,6 +46,8 @@ struct Resident {
     /// Failed asks per second, and the room when the last one failed.
     failing: f64,
     refused_at: f64,
+    /// The room before the last tick: a refusal may be decided a tick late.
+    room: f64,
 }
 
 impl Resident {
@@ -62,6 +64,7 @@ impl Resident {
             usual: holding.live as f64,
             failing: 0.0,
             refused_at: 0.0,
+            room: f64::INFINITY,
         }
     }
 
@@ -71,13 +74,14 @@ impl Resident {
         let failures = self.refusals.advance(holding);
         let asks = since(holding.allocations, self.last.allocations);
         let size = since(holding.allocated, self.last.allocated) as f64 / asks.max(1) as f64;
-        let asked = f64::from(u8::from(asks + failures > 0));
+        let asked = if asks + failures > 0 { elapsed } else { 0.0 };
         fade(&mut self.asks, elapsed, ASKS_SECONDS, asked);
         fade(&mut self.seldom, elapsed, SELDOM_SECONDS, asked);
         fade(&mut self.failing, elapsed, FAILURES_SECONDS, failures as f64);
         if failures > 0 {
-            self.refused_at = room;
+            self.refused_at = room.min(self.room);
         }
+        self.room = room;
         // It got what it asked for, or it is gone: nothing is unmet.
         if holding.live < self.last.live / 2 || (failures == 0 && asks > 0) {
             self.failing = 0.0;
@@ -271,14 +275,13 @@ impl Gpu {
     }
 
     fn victims(&self, free: f64, pace: f64) -> Vec<Tenant> {
-        let room = Room { free, pace };
+        let residents: Vec<(&Tenant, &Resident)> = self.residents.iter().collect();
         // On average one asks half of its interval later.
-        let stand =
-            |of: &Resident| Stand::of(&of.series, of.usual, of.need, 0.5 / of.asks.max(of.seldom), room);
-        let stands: Vec<Stand> = self.residents.values().map(stand).collect();
-        let tenants: Vec<&Tenant> = self.residents.keys().collect();
-        let named = victims::named(&victims::times(room, &stands), VICTIMS);
-        named.into_iter().map(|place| tenants[place].clone()).collect()
+        let stand = |of: &Resident| Stand::of(&of.series, of.usual, of.need, 0.5 / of.asks.max(of.seldom));
+        let stands: Vec<Stand> = residents.iter().map(|(_, of)| stand(of)).collect();
+        let bursts = |place: usize| residents[place].1.series.bursts(HORIZONS.len() - 1, free);
+        let named = victims::named(&victims::times(free, pace, &stands, bursts), VICTIMS);
+        named.into_iter().map(|place| residents[place].0.clone()).collect()
     }
 }
 

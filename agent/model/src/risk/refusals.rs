@@ -12,12 +12,15 @@ const GIVEN_BACK: u64 = 128 << 20;
 ///
 /// A framework with a cache of its own meets a refusal itself: it gives the cache back and asks again. Seen from here
 /// that is one refusal, memory given back and an ask granted; it costs a stall and no error. Where the second ask is
-/// refused as well, there are two.
+/// refused as well, there are two. Whoever else is refused once, gives so much back and is granted an ask by the next tick
+/// is taken for one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Refusals {
     last: Option<Counts>,
     /// One refusal of the last tick of which nobody knows what becomes: what had been freed before it, in bytes.
     undecided: Option<u64>,
+    /// A refusal of the last tick was met, or so it seemed.
+    met: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +36,7 @@ impl Refusals {
         let now = Counts { refused: holding.failures, granted: holding.allocations, freed: holding.freed };
         let Some(last) = self.last.replace(now) else { return 0 };
         let before = self.undecided.take();
+        let met = std::mem::take(&mut self.met);
         let fresh = now.refused.saturating_sub(last.refused);
         let refused = fresh + u64::from(before.is_some());
         if refused != 1 || holding.live == 0 {
@@ -40,7 +44,12 @@ impl Refusals {
         }
         let gave = now.freed.saturating_sub(before.unwrap_or(last.freed)) >= GIVEN_BACK;
         if gave && now.granted > last.granted {
+            self.met = fresh == 1;
             return 0;
+        }
+        if met {
+            // The ask that was granted came before, and this is the second refusal.
+            return refused + 1;
         }
         if fresh == 0 {
             return refused;
@@ -90,6 +99,17 @@ mod tests {
         assert_eq!(refused(&[(0, 9, 0, 900), (2, 9, 400, 500), (2, 10, 400, 800)]), [0, 2, 0]);
         assert_eq!(refused(&[(0, 9, 0, 900), (1, 9, 900, 0)]), [0, 1]);
         assert_eq!(refused(&[(0, 9, 0, 900), (1, 9, 0, 900), (2, 9, 0, 900), (2, 9, 0, 900)]), [0, 0, 2, 0]);
+    }
+
+    #[test]
+    fn a_second_refusal_in_the_next_tick_undoes_what_seemed_met() {
+        // Granted, refused, the cache given back; refused again and no more.
+        assert_eq!(
+            refused(&[(0, 9, 0, 900), (1, 10, 400, 500), (2, 10, 400, 500), (2, 12, 700, 300)]),
+            [0, 0, 2, 0]
+        );
+        // A cache that meets one refusal after the other.
+        assert_eq!(refused(&[(0, 9, 0, 900), (1, 10, 400, 800), (2, 11, 800, 700)]), [0, 0, 0]);
     }
 
     #[test]

@@ -3,46 +3,25 @@
 
 mod rule;
 mod tally;
+mod track;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 pub use rule::{Rule, RuleError};
 pub use tally::{Bin, EventScore, Score};
 
 use super::warning::{Bar, Change, Watch};
-use super::{Forecast, Forecaster, HORIZONS, Moment, Refusals, WARN};
+use super::{
+    Forecast, Forecaster, HORIZONS, HostForecast, HostMoment, MemoryForecast, Moment, Refusals, WARN,
+};
 use crate::{GpuId, Tenant};
 use rule::Line;
+use track::{Sighting, Track};
 
-/// Failures within this of one another are one event.
-const EVENT_GAP: f64 = 120.0;
 /// A warning counts for an event when it came this long before: not earlier, nobody acts on older ones.
 pub const LEAD_LEAST: f64 = 30.0;
 pub const LEAD_MOST: f64 = 900.0;
-/// What grows for so many seconds before the end has built up.
-const BUILDING: f64 = 60.0;
-/// Forecasts are scored this often; the moments in between are much the same.
-const SCORED_EVERY: f64 = 10.0;
-/// What is remembered of one GPU at one moment.
-#[derive(Clone, Debug)]
-struct Sighting {
-    at: f64,
-    exhausted: bool,
-    /// Within the longest horizon, by our forecast.
-    longest: f64,
-    /// By rule.
-    said: Vec<f64>,
-    driver: Option<Tenant>,
-    victims: Vec<Tenant>,
-    /// Who failed just now.
-    failed: Vec<Tenant>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Room {
-    at: f64,
-    free: f64,
-}
 
 /// What the programs of a run tell of it; nothing where nobody does.
 #[derive(Clone, Debug, Default)]
@@ -54,9 +33,9 @@ pub struct Truth {
 }
 
 impl Truth {
-    fn built_up(&self, rooms: &[Room], at: f64) -> bool {
-        let began = self.began.iter().rfind(|began| **began < at);
-        began.map_or_else(|| built_up(rooms, at), |began| at - began >= BUILDING)
+    /// When began what ended at that moment; `None` where nobody tells.
+    fn began(&self, at: f64) -> Option<f64> {
+        self.began.iter().copied().rfind(|began| *began < at)
     }
 }
 
@@ -65,11 +44,19 @@ impl Truth {
 pub struct Scorer {
     forecaster: Forecaster,
     rules: Vec<Rule>,
-    lines: BTreeMap<GpuId, Vec<Line>>,
+    gpus: BTreeMap<GpuId, Track>,
     refusals: BTreeMap<(GpuId, Tenant), Refusals>,
-    /// Free memory over time, from the first moment on: what builds up may begin before anything is forecast.
-    rooms: BTreeMap<GpuId, Vec<Room>>,
-    seen: BTreeMap<GpuId, Vec<Sighting>>,
+    limits: BTreeMap<Tenant, Limit>,
+    /// When host memory was read last.
+    taken: Option<Duration>,
+}
+
+/// A tenant's memory cgroups.
+#[derive(Debug)]
+struct Limit {
+    track: Track,
+    /// Its processes that were killed there, as of the last reading.
+    kills: u64,
 }
 
 impl Scorer {
@@ -77,10 +64,10 @@ impl Scorer {
         Self {
             forecaster: Forecaster::default(),
             rules: rules.to_vec(),
-            lines: BTreeMap::new(),
+            gpus: BTreeMap::new(),
             refusals: BTreeMap::new(),
-            rooms: BTreeMap::new(),
-            seen: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            taken: None,
         }
     }
 
@@ -96,27 +83,9 @@ impl Scorer {
             let Some(memory) = gpu.memory else { continue };
             let said = forecast.gpus.iter().find(|said| said.gpu == gpu.gpu);
             let free = said.map_or(memory.free, |said| said.headroom.free) as f64;
-            self.rooms.entry(gpu.gpu.clone()).or_default().push(Room { at, free });
+            self.gpus.entry(gpu.gpu.clone()).or_insert_with(|| Track::new(&self.rules)).room(at, free);
         }
         for gpu in &forecast.gpus {
-            let (limit, free) = (gpu.headroom.limit as f64, gpu.headroom.free as f64);
-            let lines = self
-                .lines
-                .entry(gpu.gpu.clone())
-                .or_insert_with(|| self.rules.iter().map(|rule| Line::over(rule.window())).collect());
-            let said = self
-                .rules
-                .iter()
-                .zip(lines)
-                .map(|(rule, line)| match rule {
-                    Rule::Risk => gpu.risk[WARN],
-                    Rule::Used { percent } => truth(limit - free > limit * f64::from(*percent) / 100.0),
-                    Rule::Linear { .. } => {
-                        line.push(at, free);
-                        truth(line.after(at + HORIZONS[WARN]).is_some_and(|then| then <= 0.0))
-                    }
-                })
-                .collect();
             let mut failed = Vec::new();
             for tenant in &moment.tenants {
                 let Some(holding) = tenant.holdings.iter().find(|of| of.gpu == gpu.gpu) else { continue };
@@ -125,167 +94,94 @@ impl Scorer {
                     failed.push(tenant.tenant.clone());
                 }
             }
-            self.seen.entry(gpu.gpu.clone()).or_default().push(Sighting {
+            let track = self.gpus.entry(gpu.gpu.clone()).or_insert_with(|| Track::new(&self.rules));
+            let (limit, free) = (gpu.headroom.limit as f64, gpu.headroom.free as f64);
+            let said = track.said(&self.rules, at, limit, free, gpu.risk[WARN]);
+            track.see(Sighting {
                 at,
                 exhausted: gpu.exhausted,
                 longest: gpu.risk[HORIZONS.len() - 1],
                 said,
                 driver: gpu.driver().cloned(),
                 victims: gpu.victims.clone(),
+                tenants: gpu.tenants.len(),
                 failed,
             });
+        }
+        if let (Some(host), Some(said)) = (&moment.host, &forecast.host)
+            && self.taken != Some(host.taken)
+        {
+            self.taken = Some(host.taken);
+            self.limits(host, said);
         }
         forecast
     }
 
-    pub fn finish(&self, truth: &Truth) -> Vec<(Rule, Score)> {
-        let score = |(index, rule): (usize, &Rule)| (*rule, self.score(index, *rule, truth, &Bar::WARNING));
-        self.rules.iter().enumerate().map(score).collect()
+    /// One reading of host memory: who has a limit, and who was killed at it.
+    fn limits(&mut self, host: &HostMoment, said: &HostForecast) {
+        let at = host.taken.as_secs_f64();
+        let kills = |tenant: &Tenant| host.kills.by_tenant.get(tenant).copied().unwrap_or(0);
+        let said: BTreeMap<&Tenant, &MemoryForecast> =
+            said.tenants.iter().map(|of| (&of.tenant, &of.memory)).collect();
+        for (tenant, _) in said.iter().filter(|(_, memory)| memory.limit.is_some()) {
+            if !self.limits.contains_key(*tenant) {
+                let limit = Limit { track: Track::new(&self.rules), kills: kills(tenant) };
+                self.limits.insert((*tenant).clone(), limit);
+            }
+        }
+        for (tenant, Limit { track, kills: known }) in &mut self.limits {
+            let now = kills(tenant);
+            let exhausted = now > std::mem::replace(known, now);
+            let mut risk = [0.0; HORIZONS.len()];
+            // Whom a kill ended is not there any more, and in no danger.
+            let mut words = vec![0.0; self.rules.len()];
+            if let Some(memory) = said.get(tenant) {
+                let Some(limit) = memory.limit else { continue };
+                (risk, words) = (
+                    memory.risk,
+                    track.said(&self.rules, at, limit as f64, memory.room as f64, memory.risk[WARN]),
+                );
+                track.room(at, memory.room as f64);
+            }
+            let longest = risk[HORIZONS.len() - 1];
+            let (driver, victims, tenants, failed) = (None, Vec::new(), 1, Vec::new());
+            track.see(Sighting { at, exhausted, longest, said: words, driver, victims, tenants, failed });
+        }
     }
 
-    /// The score of the forecast if it warned at another bar; `None` when it is not among the rules.
+    /// How GPUs were forecast.
+    pub fn finish(&self, truth: &Truth) -> Vec<(Rule, Score)> {
+        self.scores(&self.of_gpus(), truth)
+    }
+
+    /// How the limits of tenants' memory cgroups were forecast; nothing where none was seen.
+    pub fn finish_limits(&self, truth: &Truth) -> Vec<(Rule, Score)> {
+        let tracks: Vec<&Track> = self.limits.values().map(|limit| &limit.track).collect();
+        if tracks.is_empty() { Vec::new() } else { self.scores(&tracks, truth) }
+    }
+
+    /// The score of the forecast of GPUs if it warned at another bar; `None` when it is not among the rules.
     pub fn at_bar(&self, bar: &Bar, truth: &Truth) -> Option<Score> {
         let index = self.rules.iter().position(|rule| *rule == Rule::Risk)?;
-        Some(self.score(index, Rule::Risk, truth, bar))
+        Some(sum(&self.of_gpus(), index, Rule::Risk, truth, bar))
     }
 
-    fn score(&self, index: usize, rule: Rule, truth: &Truth, bar: &Bar) -> Score {
-        let mut score = Score::default();
-        for (gpu, seen) in &self.seen {
-            let rooms = self.rooms.get(gpu).map_or(&[][..], Vec::as_slice);
-            score.add(&of_gpu(seen, rooms, index, rule, truth, bar));
-        }
-        score
+    fn of_gpus(&self) -> Vec<&Track> {
+        self.gpus.values().collect()
+    }
+
+    fn scores(&self, tracks: &[&Track], truth: &Truth) -> Vec<(Rule, Score)> {
+        let score = |(index, rule): (usize, &Rule)| (*rule, sum(tracks, index, *rule, truth, &Bar::WARNING));
+        self.rules.iter().enumerate().map(score).collect()
     }
 }
 
-fn truth(said: bool) -> f64 {
-    f64::from(u8::from(said))
-}
-
-/// Indexes of first refusals that stayed so.
-fn events(seen: &[Sighting]) -> Vec<usize> {
-    let mut events = Vec::new();
-    let mut last = f64::NEG_INFINITY;
-    for (index, sighting) in seen.iter().enumerate().filter(|(_, sighting)| sighting.exhausted) {
-        if sighting.at - last > EVENT_GAP {
-            events.push(index);
-        }
-        last = sighting.at;
-    }
-    events
-}
-
-/// The bar of a rule that says yes or no.
-const PLAIN: Bar = Bar { minute: 0.5, minute_for: 0.0, longest: f64::INFINITY, longest_for: 0.0 };
-
-/// From when to when a rule's warnings stood, as indexes.
-fn warnings(seen: &[Sighting], index: usize, rule: Rule, bar: &Bar) -> Vec<(usize, usize)> {
-    let bar = if rule == Rule::Risk { bar } else { &PLAIN };
-    let (mut warnings, mut watch, mut begun) = (Vec::new(), Watch::default(), 0);
-    let mut open = false;
-    for (place, of) in seen.iter().enumerate() {
-        match watch.advance(bar, of.at, of.said[index], of.longest, of.exhausted) {
-            Some(Change::Raised) => (begun, open) = (place, true),
-            Some(Change::Cleared | Change::Ended) => {
-                warnings.push((begun, place));
-                open = false;
-            }
-            Some(Change::CameTrue) | None => {}
-        }
-    }
-    if open {
-        warnings.push((begun, seen.len()));
-    }
-    warnings
-}
-
-/// Whether an exhaustion built up: at the worst, the peaks of half a minute took the room little by little.
-///
-/// It did, when over some stretch of a minute or more the room above the peaks fell by two fifths, and no ten seconds
-/// of it took half. Else it came without notice: a burst, or one request too large for the room that stood for long.
-fn built_up(rooms: &[Room], event: f64) -> bool {
-    let rooms = &rooms[..rooms.partition_point(|room| room.at < event)];
-    let room_at = |at: f64| {
-        let from = rooms.partition_point(|room| room.at < at - 30.0);
-        let to = rooms.partition_point(|room| room.at <= at);
-        rooms.get(from..to)?.iter().map(|room| room.free).reduce(f64::min)
-    };
-    let end = event - 1.0;
-    [60.0, 120.0, 300.0, 600.0].into_iter().any(|stretch| {
-        let (Some(before), Some(after)) = (room_at(end - stretch), room_at(end)) else { return false };
-        let mut steps = (0..).map(|step| end - stretch + 10.0 * f64::from(step)).take_while(|at| *at < end);
-        let sudden = steps.any(|at| match (room_at(at), room_at((at + 10.0).min(end))) {
-            (Some(one), Some(two)) => one - two > 0.5 * before,
-            _ => false,
-        });
-        after <= 0.6 * before && !sudden
-    })
-}
-
-fn of_gpu(seen: &[Sighting], rooms: &[Room], index: usize, rule: Rule, truth: &Truth, bar: &Bar) -> Score {
+fn sum(tracks: &[&Track], index: usize, rule: Rule, truth: &Truth, bar: &Bar) -> Score {
     let mut score = Score::default();
-    let [first, .., last] = seen else { return score };
-    score.gpu_seconds = last.at - first.at;
-    let warnings = warnings(seen, index, rule, bar);
-    let events = events(seen);
-    for event in &events {
-        let at = seen[*event].at;
-        let warning = warnings
-            .iter()
-            .map(|(begun, _)| *begun)
-            .rfind(|begun| (LEAD_LEAST..=LEAD_MOST).contains(&(at - seen[*begun].at)));
-        let any = warnings.iter().rfind(|(begun, end)| begun < event && *end >= *event);
-        // Who was named when it was warned; without a warning, half a minute before.
-        let spoke = warning.unwrap_or_else(|| seen.partition_point(|of| of.at < at - LEAD_LEAST).min(*event));
-        let right = |named: &[Tenant], truth: &[Tenant]| {
-            (!truth.is_empty()).then(|| named.iter().any(|named| truth.contains(named)))
-        };
-        let (named, failed) = (&seen[spoke].victims, &seen[*event].failed);
-        score.events.push(EventScore {
-            at,
-            built_up: truth.built_up(rooms, at),
-            lead: warning.map(|begun| at - seen[begun].at),
-            late: any.map(|(begun, _)| at - seen[*begun].at),
-            driver_right: right(seen[spoke].driver.as_slice(), &truth.drivers),
-            victim_right: right(named, failed),
-            victim_first: right(&named[..named.len().min(1)], failed),
-            victims: named.len(),
-        });
+    for track in tracks {
+        score.add(&track.score(index, rule, truth, bar));
     }
-    score.warnings = warnings.len() as u64;
-    score.false_warnings = warnings
-        .iter()
-        .filter(|(begun, end)| {
-            let from = seen[*begun].at;
-            let until = seen.get(*end).map_or(last.at, |of| of.at).min(from + LEAD_MOST);
-            // One that the end of the run cuts short is not decided.
-            let undecided = *end == seen.len() && last.at - from < HORIZONS[WARN];
-            // A warning that stands after an event is that event's.
-            let after = events.iter().any(|event| (0.0..=EVENT_GAP).contains(&(from - seen[*event].at)));
-            !undecided && !after && !events.iter().any(|event| (from..=until).contains(&seen[*event].at))
-        })
-        .count() as u64;
-    brier(seen, index, &events, &mut score);
     score
-}
-
-/// Scores forecasts, not aftermaths: while failures go on, and until they have stopped for a while, nobody forecasts.
-fn brier(seen: &[Sighting], index: usize, events: &[usize], score: &mut Score) {
-    let end = seen.last().map_or(0.0, |of| of.at);
-    let (mut scored, mut failed) = (f64::NEG_INFINITY, f64::NEG_INFINITY);
-    for sighting in seen {
-        if sighting.exhausted {
-            failed = sighting.at;
-        }
-        let decided = sighting.at + HORIZONS[WARN] <= end;
-        if !decided || sighting.at - failed <= EVENT_GAP || sighting.at - scored < SCORED_EVERY {
-            continue;
-        }
-        scored = sighting.at;
-        let next = events.iter().map(|event| seen[*event].at).find(|at| *at > sighting.at);
-        score.judge(sighting.said[index], next.is_some_and(|at| at - sighting.at <= HORIZONS[WARN]));
-    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub struct EventScore {
     pub victim_right: Option<bool>,
     pub victim_first: Option<bool>,
     pub victims: usize,
+    /// How many tenants there were to choose from.
+    pub tenants: usize,
 }
 
 /// A bin of forecasts.
@@ -35,7 +37,8 @@ pub struct Score {
     pub events: Vec<EventScore>,
     pub warnings: u64,
     pub false_warnings: u64,
-    pub gpu_seconds: f64,
+    /// How long it was forecast.
+    pub seconds: f64,
     pub squares: f64,
     pub bins: [Bin; Score::BINS],
 }
@@ -49,7 +52,7 @@ impl Score {
         self.events.extend(&other.events);
         self.warnings += other.warnings;
         self.false_warnings += other.false_warnings;
-        self.gpu_seconds += other.gpu_seconds;
+        self.seconds += other.seconds;
         self.squares += other.squares;
         for (mine, theirs) in self.bins.iter_mut().zip(&other.bins) {
             mine.forecasts += theirs.forecasts;
@@ -75,7 +78,7 @@ impl Score {
     }
 
     pub fn false_per_day(&self) -> Option<f64> {
-        (self.gpu_seconds > 0.0).then(|| self.false_warnings as f64 * 86_400.0 / self.gpu_seconds)
+        (self.seconds > 0.0).then(|| self.false_warnings as f64 * 86_400.0 / self.seconds)
     }
 
     /// Events of a sort: how many there were, and how many were warned of in time.
@@ -106,6 +109,17 @@ impl Score {
     pub fn victims(&self) -> Option<f64> {
         let named: usize = self.events.iter().map(|event| event.victims).sum();
         (!self.events.is_empty()).then(|| named as f64 / self.events.len() as f64)
+    }
+
+    /// How often as many names drawn by lot would have had the right one among them, where that can be judged.
+    pub fn by_lot(&self) -> Option<f64> {
+        let judged: Vec<f64> = self
+            .events
+            .iter()
+            .filter(|event| event.victim_right.is_some())
+            .map(|event| event.victims as f64 / event.tenants.max(1) as f64)
+            .collect();
+        (!judged.is_empty()).then(|| judged.iter().sum::<f64>() / judged.len() as f64)
     }
 
     /// How many of the names that can be judged were right.
