@@ -92,6 +92,16 @@ def gpu():
             low=0,
             width=8,
         ),
+        table(
+            "Recommended quotas",
+            "What each tenant needs by its peak and for the next five minutes; where there is not so much for all of them, those that grow give it up. `cotenant explain --quota` on the node has the reasons.",
+            "bytes",
+            query(f"max by (tenant, mig_profile) (cotenant_gpu_tenant_memory_quota_bytes{{{ON_GPU}}})"),
+            figures=("Quota",),
+            titles={"mig_profile": "Smallest MIG profile that holds it"},
+            width=24,
+            height=6,
+        ),
         graph(
             "Warnings, and what came of them",
             "Warnings of the agent's forecast that are decided, since it started: an allocation failed while one stood, or it was over and none had.",

@@ -306,6 +306,10 @@ pub(crate) mod attributes {
 
     pub(crate) const HORIZON: Attribute =
         always("cotenant.gpu.horizon", "horizon", "how far ahead: `10s`, `60s`, `300s`");
+    pub(crate) const MIG_PROFILE: Attribute = Attribute {
+        absent: Some("no profile of the GPU holds it for sure, or no GPU of this size has MIG"),
+        ..always("cotenant.gpu.mig.profile", "mig_profile", "a MIG profile of NVIDIA's, such as `3g.71gb`")
+    };
     pub(crate) const HEADROOM_PART: Attribute = always(
         "cotenant.gpu.memory.headroom.part",
         "part",

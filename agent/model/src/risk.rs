@@ -11,6 +11,7 @@ mod identity;
 mod lasting;
 mod moment;
 mod peaks;
+pub mod quota;
 mod record;
 mod refusals;
 mod run;

@@ -54,7 +54,9 @@ fn c22_a_leak_is_warned_of_and_named_before_the_wall() -> Result<()> {
         if warned.is_none() && gpu["warning"].is_object() {
             let name = |tenant: &serde_json::Value| tenant["name"].as_str().unwrap_or_default().to_owned();
             let warning = &gpu["warning"];
-            warned = Some((begun.elapsed(), name(&warning["driver"]), name(&warning["victims"][0])));
+            let victims: Vec<String> =
+                warning["victims"].as_array().into_iter().flatten().map(name).collect();
+            warned = Some((begun.elapsed(), name(&warning["driver"]), victims));
         }
         if gpu["exhausted"] == true {
             failed = Some(begun.elapsed());
@@ -63,12 +65,13 @@ fn c22_a_leak_is_warned_of_and_named_before_the_wall() -> Result<()> {
         std::thread::sleep(Duration::from_millis(100));
     }
     let failed = failed.context("the leak never hit the wall")?;
-    let (warned, driver, victim) = warned.context("nobody warned")?;
-    println!("warned after {warned:?}, failed after {failed:?}: driver {driver}, first victim {victim}");
+    let (warned, driver, victims) = warned.context("nobody warned")?;
+    println!("warned after {warned:?}, failed after {failed:?}: driver {driver}, first victims {victims:?}");
     let ahead = failed.saturating_sub(warned);
     ensure!(ahead >= Duration::from_secs(15), "warned {ahead:?} ahead");
     ensure!(driver.contains("-leak"), "the driver was {driver}");
-    ensure!(victim.contains("-trainer"), "the trainer asks for four times as much at once, not {victim}");
+    // It asks for four times as much at once, and the leak for twice as often: a second decides.
+    ensure!(victims.iter().any(|victim| victim.contains("-trainer")), "the first victims were {victims:?}");
 
     let incident = carries_its_warning(&world, ahead)?;
     println!("{incident}");
@@ -99,7 +102,7 @@ fn carries_its_warning(world: &World, ahead: Duration) -> Result<String> {
             let warned = &incident["warnings"][0];
             let lead = warned["lead_seconds"].as_f64().with_context(|| format!("no warning: {incident}"))?;
             ensure!((lead - ahead.as_secs_f64()).abs() < 3.0, "{lead} s, seen {ahead:?} ahead");
-            ensure!(warned["victim_right"].is_boolean(), "{warned}");
+            ensure!(warned["victim_right"] == true, "{warned}");
             ensure!(warned["driver"]["name"].as_str().is_some_and(|name| name.contains("-leak")), "{warned}");
             let because = incident["explanation"]["because"].to_string();
             ensure!(because.contains("It was warned of"), "{because}");

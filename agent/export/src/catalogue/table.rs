@@ -9,10 +9,10 @@ use super::attributes::{
     CULPRIT, ECC_ERROR, FEATURE, FEATURE_STATE, FIGURE, FORECAST, FORECAST_OUTCOME, FUNCTION, GRANT,
     HEADROOM_PART, HORIZON, HW_DRIVER_VERSION, HW_GPU_TASK, HW_ID, HW_ID_OR_UNKNOWN, HW_NAME, HW_PARENT,
     HW_SENSOR_LOCATION, HW_TYPE, INCIDENT_KIND, IO_DIRECTION, LABEL_KEY, LABEL_SOURCE, LABEL_VALUE,
-    LEDGER_HW_ID, LIBRARY_STATE, LIMIT_SCOPE, LIMIT_SOURCE, LOSS_REASON, MAP, MEMORY_KIND, NAMESPACE, NOTE,
-    OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD, PUSH_OUTCOME,
-    READING, RELATION, REQUEST_SOURCE, RESOURCE, SEVERITY, SHARING_MODE, SYMBOL_STATE, TENANT, TENANT_KIND,
-    THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, WARNING_OUTCOME, XID, XID_SOURCE,
+    LEDGER_HW_ID, LIBRARY_STATE, LIMIT_SCOPE, LIMIT_SOURCE, LOSS_REASON, MAP, MEMORY_KIND, MIG_PROFILE,
+    NAMESPACE, NOTE, OOM_SCOPE, OPERATION, OTLP_DROP_REASON, OTLP_FAILURE_REASON, OTLP_SIGNAL, PART, POD,
+    PUSH_OUTCOME, READING, RELATION, REQUEST_SOURCE, RESOURCE, SEVERITY, SHARING_MODE, SYMBOL_STATE, TENANT,
+    TENANT_KIND, THROTTLE_REASON, VERSION, VICTIM, WAIT_CLASS, WARNING_OUTCOME, XID, XID_SOURCE,
 };
 use super::{Attribute, Kind, Metric, Stability, Unit};
 
@@ -373,6 +373,12 @@ catalogue! {
         [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, HORIZON], "T x G x 3",
         "What a tenant grows by within the horizon above what it holds now, exceeded once in ten. A forecast. Of other, \
          the largest of its members.";
+    TenantQuota: Gauge Development Unit::BYTES, "cotenant.gpu.tenant.memory.quota",
+        "cotenant_gpu_tenant_memory_quota_bytes",
+        [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER, HW_ID, MIG_PROFILE], "T x G",
+        "The quota recommended for a tenant: its peak or what it passes once in a hundred in 5 min, with 600 MiB for a \
+         context, in steps of 256 MiB. Where that is more than there is for all of them, those that grow give it up, down \
+         to what they hold. Nobody enforces it. With the smallest MIG profile that holds it. Not there for other.";
     TenantProcesses: UpDownCounter Development Unit::count("{process}"), "cotenant.gpu.tenant.processes",
         "cotenant_gpu_tenant_processes", [TENANT, TENANT_KIND, NAMESPACE, POD, CONTAINER], "T",
         "Processes of a tenant that use the CUDA driver, from the probes and NVML. Threads are not processes.";

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 
 use cotenant_model::Tenant;
 use cotenant_model::risk::warning::{Severity, WarningCounts};
-use cotenant_model::risk::{Calibration, GpuForecast, HORIZON_NAMES};
+use cotenant_model::risk::{Calibration, GpuForecast, HORIZON_NAMES, quota};
 use cotenant_model::view::View;
 
 use super::tenant::tenant_labels;
 use super::{Labels, Sheet};
 use crate::Id;
 use crate::catalogue::attributes::{
-    FORECAST, FORECAST_OUTCOME, HEADROOM_PART, HORIZON, HW_ID, SEVERITY, WARNING_OUTCOME,
+    FORECAST, FORECAST_OUTCOME, HEADROOM_PART, HORIZON, HW_ID, MIG_PROFILE, SEVERITY, WARNING_OUTCOME,
 };
 use crate::label::clean_tenant;
 
@@ -73,6 +73,15 @@ fn tenants(sheet: &mut Sheet, gpu: &GpuForecast, known: &BTreeSet<&Tenant>) {
         for (horizon, growth) in HORIZON_NAMES.into_iter().zip(tenant.growth) {
             sheet.put(Id::TenantGrowth, labels.clone().with(HORIZON, horizon), growth.p90);
         }
+        // Members' quotas are no quota of all of them.
+        if tenant.tenant == Tenant::other() {
+            continue;
+        }
+        let labels = match quota::smallest(gpu.headroom.limit, tenant.quota) {
+            Some(profile) => labels.with(MIG_PROFILE, &profile.name),
+            None => labels,
+        };
+        sheet.put(Id::TenantQuota, labels, tenant.quota);
     }
     for labels in gpu.victims.iter().filter_map(of) {
         sheet.put(Id::ReclaimRiskVictim, labels, true);

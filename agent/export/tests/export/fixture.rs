@@ -255,6 +255,8 @@ fn risk(gpus: &[GpuView], tenants: &[TenantView]) -> Forecast {
         ceiling: 120 * MIB,
         rate: 0.0,
         growth: [Growth { median: MIB, p90: 2 * MIB, p99: 3 * MIB }; 3],
+        need: 768 * MIB,
+        quota: 768 * MIB,
     };
     let gpus = gpus.iter().map(|gpu| GpuForecast {
         gpu: gpu.sample.id.clone(),

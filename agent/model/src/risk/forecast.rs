@@ -90,6 +90,10 @@ pub struct TenantForecast {
     pub rate: f64,
     /// Growth within each of [`HORIZONS`].
     pub growth: [Growth; HORIZONS.len()],
+    /// What it needs by its peak and for the longest of [`HORIZONS`], with its context.
+    pub need: u64,
+    /// What it should be allowed: less than it needs where there is not room for all.
+    pub quota: u64,
 }
 
 /// Growth above the present level, in bytes: exceeded once in two, in ten, in a hundred.

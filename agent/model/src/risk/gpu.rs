@@ -9,6 +9,7 @@ use super::forecast::{GpuForecast, Growth, Headroom, TenantForecast};
 use super::identity;
 use super::lasting::Lasting;
 use super::moment::{GpuMemory, Holding};
+use super::quota;
 use super::record::Record;
 use super::refusals::Refusals;
 use super::series::Series;
@@ -171,12 +172,13 @@ impl Gpu {
         let mut risk = self.risk(free);
         self.lasting.advance(&mut risk, elapsed);
         self.record.say(at, &risk);
+        let headroom = headroom(memory, used, free, holdings);
         let mut forecast = GpuForecast {
             gpu: id.clone(),
-            headroom: headroom(memory, used, free, holdings),
+            headroom,
             risk,
             exhaustion: self.total.as_ref().and_then(|total| total.exhaustion(free, rates)),
-            tenants: self.tenants(free),
+            tenants: self.tenants(free, &headroom),
             victims: self.victims(free, rates),
             exhausted,
             calibration: self.record.kept(),
@@ -247,12 +249,13 @@ impl Gpu {
         risk
     }
 
-    fn tenants(&self, free: f64) -> Vec<TenantForecast> {
+    fn tenants(&self, free: f64, headroom: &Headroom) -> Vec<TenantForecast> {
         let weights: Vec<f64> = self.residents.values().map(|of| weight(&of.series, free)).collect();
         let rest = self.rest.as_ref().map_or(0.0, |rest| weight(rest, free));
         let sum = weights.iter().sum::<f64>() + rest;
         let longest = HORIZONS.len() - 1;
-        self.residents
+        let mut tenants: Vec<TenantForecast> = self
+            .residents
             .iter()
             .zip(weights)
             .map(|((tenant, resident), weight)| {
@@ -261,17 +264,22 @@ impl Gpu {
                     let [median, p90, p99] = resident.series.quantiles(horizon, [0.5, 0.1, 0.01]).map(bytes);
                     *growth = Growth { median, p90, p99 };
                 }
+                let (live, peak) = (resident.last.live, resident.last.peak.max(resident.last.live));
                 TenantForecast {
                     tenant: tenant.clone(),
                     share: if sum > 0.0 { weight / sum } else { 0.0 },
-                    live: resident.last.live,
-                    peak: resident.last.peak.max(resident.last.live),
+                    live,
+                    peak,
                     ceiling: bytes(resident.series.range(longest).1),
                     rate: resident.series.run.rate(),
                     growth,
+                    need: quota::need(peak, live + growth[longest].p99),
+                    quota: 0,
                 }
             })
-            .collect()
+            .collect();
+        quota::share_out(headroom, &mut tenants);
+        tenants
     }
 
     fn victims(&self, free: f64, pace: f64) -> Vec<Tenant> {
