@@ -67,6 +67,7 @@ fn tenants(sheet: &mut Sheet, gpu: &GpuForecast, known: &BTreeSet<&Tenant>) {
         let tenant = clean.as_ref().unwrap_or(tenant);
         known.contains(tenant).then(|| tenant_labels(Labels::default(), tenant).with(HW_ID, gpu.gpu.as_str()))
     };
+    let cuts = quota::profiles(gpu.headroom.limit);
     for tenant in &gpu.tenants {
         let Some(labels) = of(&tenant.tenant) else { continue };
         sheet.put(Id::ReclaimRiskShare, labels.clone(), tenant.share);
@@ -77,7 +78,7 @@ fn tenants(sheet: &mut Sheet, gpu: &GpuForecast, known: &BTreeSet<&Tenant>) {
         if tenant.tenant == Tenant::other() {
             continue;
         }
-        let labels = match quota::smallest(gpu.headroom.limit, tenant.quota) {
+        let labels = match cuts.iter().find(|cut| cut.bytes >= tenant.quota) {
             Some(profile) => labels.with(MIG_PROFILE, &profile.name),
             None => labels,
         };

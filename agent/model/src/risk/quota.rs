@@ -58,11 +58,6 @@ pub fn profiles(limit: u64) -> Vec<Profile> {
     cuts.into_iter().map(of).collect()
 }
 
-/// The smallest profile that holds so much on a GPU of this size.
-pub fn smallest(limit: u64, bytes: u64) -> Option<Profile> {
-    profiles(limit).into_iter().find(|cut| cut.bytes >= bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
